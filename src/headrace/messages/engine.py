@@ -1,0 +1,224 @@
+"""Messages between the gateway and an engine process.
+
+One frame is a 4-byte little-endian length and one msgpack-encoded message (``messages.framing``). The
+gateway sends ``GatewayMessage``, the engine answers ``EngineMessage``. Times are seconds of the sending
+process's monotonic clock, which on one machine is the same clock for both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(Struct, frozen=True, omit_defaults=True):
+    """How tokens are chosen. Applied in this order: ``logit_bias``, penalties (over generated tokens only),
+    ``top_k``, ``temperature``, ``top_p``, ``min_p``, then a draw from ``seed``'s stream.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 keeps all. ``logprobs`` None returns none, k >= 0 returns the
+    chosen token's log-probability and the k most likely (natural log, of the distribution before
+    temperature and truncation, after nothing else).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_text: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+
+class Start(Struct, frozen=True, tag="start"):
+    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences).
+
+    ``threads`` None leaves the number to the engine, which then follows what other processes use.
+    """
+
+    model_path: str
+    model_name: str
+    bands: list[tuple[int, int]]
+    step_tokens: int
+    prefill_chunk_tokens: int
+    memory_budget_bytes: int | None = None
+    threads: int | None = None
+    gpu_layers: int = 0
+    self_measure: bool = True
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """One sequence to generate. ``request_id`` is unique among live sequences.
+
+    ``max_tokens`` is the most tokens to generate (None: up to the model's context; 0: prefill only).
+    ``deadline_s`` and ``priority`` (lower is more urgent) come from the lane.
+    """
+
+    request_id: str
+    prompt_tokens: list[int]
+    sampling: SamplingParams
+    lane: str
+    priority: int
+    max_tokens: int | None = None
+    deadline_s: float | None = None
+    arrived_s: float = 0.0
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """Stop a sequence. It is freed before the next step; an event with finish ``abort`` follows, unless the
+    sequence had ended already."""
+
+    request_id: str
+
+
+class Knobs(Struct, frozen=True, tag="knobs", omit_defaults=True):
+    """Values that may change while running; None leaves a value as it is."""
+
+    step_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+    threads: int | None = None
+
+
+class Snapshot(Struct, frozen=True, tag="snapshot"):
+    """Ask for an ``EngineSnapshot``."""
+
+    ask_id: int
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    """End the process. Sequences still running end with finish ``abort``."""
+
+
+GatewayMessage = Start | Submit | Abort | Knobs | Snapshot | Shutdown
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """Log-probability (natural log) of one token, and of the most likely tokens at that position.
+
+    ``logprob`` is None only for the first prompt token, which nothing predicts. ``top`` holds
+    ``(token_id, token_bytes, logprob)``, most likely first.
+    """
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float | None
+    top: list[tuple[int, bytes, float]]
+
+
+class SequenceOutput(Struct, frozen=True, omit_defaults=True):
+    """What one step added to one sequence.
+
+    ``text`` is complete UTF-8 and never contains a part of a stop string; it may be empty while bytes are
+    held back. ``token_ids`` are the tokens sampled in this step (normally one). On the last output
+    ``finish`` is set and every held-back byte has been released.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    queue_wait_s: float | None = None
+
+
+class StepOutput(Struct, frozen=True, tag="step"):
+    """Everything one step produced: one frame per step, whatever the batch size."""
+
+    outputs: list[SequenceOutput]
+    ended_s: float
+    load: EngineLoad | None = None
+
+
+class EngineLoad(Struct, frozen=True):
+    """How full the engine is, sent with a step when it changed. Tokens are KV cells; ``step_s`` is the
+    duration of the last step, ``decode_tokens`` and ``prefill_tokens`` what it held."""
+
+    running: int
+    waiting: int
+    kv_used_tokens: int
+    kv_total_tokens: int
+    kv_used_bytes: int
+    kv_total_bytes: int
+    waiting_prefill_tokens: int
+    step_s: float
+    decode_tokens: int
+    prefill_tokens: int
+    threads: int
+
+
+class BandPlan(Struct, frozen=True):
+    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes."""
+
+    max_context_tokens: int
+    max_sequences: int
+    kv_bytes: int
+    created: bool = False
+
+
+class ModelInfo(Struct, frozen=True):
+    """What is being served, read from the GGUF."""
+
+    name: str
+    path: str
+    architecture: str
+    parameters: int
+    weight_bytes: int
+    context_train_tokens: int
+    max_context_tokens: int
+    vocab_size: int
+    kv_bytes_per_token: int
+
+
+class SelfMeasurement(Struct, frozen=True):
+    """A second of measuring on this machine, taken before the engine says it is ready."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    step_overhead_s: float
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The engine serves from now on. ``reductions`` says in words what had to give way to the memory budget,
+    ``processor`` what the build of libllama uses of the processor."""
+
+    model: ModelInfo
+    bands: list[BandPlan]
+    memory_budget_bytes: int
+    threads: int
+    measurement: SelfMeasurement | None
+    reductions: list[str] = []
+    processor: str = ""
+
+
+class EngineSnapshot(Struct, frozen=True, tag="engine_snapshot"):
+    ask_id: int
+    load: EngineLoad
+    bands: list[BandPlan]
+    sequences: list[str]
+    integrity: str | None
+    """None when every account agrees, else what is wrong."""
+
+
+class Fatal(Struct, frozen=True, tag="fatal"):
+    """The engine cannot go on (model unreadable, out of memory, library error); the process ends after it."""
+
+    message: str
+
+
+EngineMessage = StepOutput | Ready | EngineSnapshot | Fatal
