@@ -1,0 +1,1 @@
+"""KV memory: what it costs and who uses it."""

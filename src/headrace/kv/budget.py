@@ -1,0 +1,91 @@
+"""From a memory budget to bands: how many sequences of which length fit.
+
+Pure arithmetic. Formula for attention with per-head keys and values (MHA, GQA, MQA): bytes per token =
+layers * kv_heads * (key_length + value_length) * bytes per entry, from the model's own metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+from headrace.scheduling.bands import Band
+
+F16_BYTES = 2
+MIN_CONTEXT_TOKENS = 256
+
+
+def kv_bytes_per_token(
+    layers: int, kv_heads: int, key_length: int, value_length: int, entry_bytes: float = F16_BYTES
+) -> int:
+    """KV bytes that one token of one sequence takes over all layers."""
+    return int(layers * kv_heads * (key_length + value_length) * entry_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BandBudget:
+    """Bands that fit a budget, and in words what had to give way (empty when nothing had)."""
+
+    bands: tuple[Band, ...]
+    bytes_per_token: int
+    budget_bytes: int
+    reductions: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """KV bytes once every band's context exists."""
+        return sum(self.band_bytes(index) for index in range(len(self.bands)))
+
+    def band_bytes(self, index: int) -> int:
+        """KV bytes of one band's context."""
+        band = self.bands[index]
+        return band.max_context_tokens * band.max_sequences * self.bytes_per_token
+
+
+def fit_bands(
+    wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, context_train_tokens: int
+) -> BandBudget:
+    """The wanted bands, cut to the model's trained context and to the budget.
+
+    Bands beyond the model's context are dropped and the last one ends at it. While the sum is over budget,
+    the band that takes most bytes gives up one sequence; when every band is down to one, the longest band
+    goes. The shortest band keeps at least one sequence of ``MIN_CONTEXT_TOKENS``. Raises ConfigError when
+    not even that fits.
+    """
+    reductions: list[str] = []
+    bands: list[Band] = []
+    for band in wanted:
+        if bands and bands[-1].max_context_tokens >= context_train_tokens:
+            break
+        bands.append(Band(min(band.max_context_tokens, context_train_tokens), band.max_sequences))
+    start = list(bands)
+
+    def size(band: Band) -> int:
+        return band.max_context_tokens * band.max_sequences * bytes_per_token
+
+    while sum(map(size, bands)) > budget_bytes:
+        shrinkable = [i for i, band in enumerate(bands) if band.max_sequences > 1]
+        if shrinkable:
+            largest = max(shrinkable, key=lambda i: size(bands[i]))
+            bands[largest] = Band(bands[largest].max_context_tokens, bands[largest].max_sequences - 1)
+        elif len(bands) > 1:
+            gone = bands.pop()
+            reductions.append(f"no band up to {gone.max_context_tokens} tokens: one sequence does not fit")
+        else:
+            tokens = budget_bytes // bytes_per_token
+            if tokens < MIN_CONTEXT_TOKENS:
+                raise ConfigError(
+                    f"{budget_bytes} bytes hold {tokens} tokens of KV memory ({bytes_per_token} bytes each); "
+                    f"at least {MIN_CONTEXT_TOKENS} are needed",
+                    where="engine.memory_budget_bytes",
+                )
+            reductions.append(f"context cut from {bands[0].max_context_tokens} to {tokens} tokens")
+            bands[0] = Band(tokens, 1)
+    for before, after in zip(start, bands, strict=False):
+        if after.max_sequences < before.max_sequences:
+            reductions.append(
+                f"band up to {after.max_context_tokens} tokens: {after.max_sequences} sequences at once "
+                f"instead of {before.max_sequences}"
+            )
+    return BandBudget(tuple(bands), bytes_per_token, budget_bytes, tuple(reductions))

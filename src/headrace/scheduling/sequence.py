@@ -1,0 +1,53 @@
+"""A sequence as the scheduler sees it: token counts, urgency, and where its KV lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A stream of one band's context. ``band`` indexes the bands, shortest first; ``stream`` is dense from 0."""
+
+    band: int
+    stream: int
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """Counts that decide when a sequence runs.
+
+    ``known_tokens`` are prompt plus generated tokens, ``computed_tokens`` those whose KV is in the slot:
+    the difference is what the next steps must compute (1 while decoding). ``limit_tokens`` is the length at
+    which the sequence ends with ``length``. ``priority``: lower is more urgent. Times are monotonic seconds.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    limit_tokens: int
+    priority: int
+    arrived_s: float
+    deadline_s: float | None = None
+    known_tokens: int = 0
+    computed_tokens: int = 0
+    chunk_limit_tokens: int | None = None
+    slot: Slot | None = None
+
+    def __post_init__(self) -> None:
+        if not self.known_tokens:
+            self.known_tokens = self.prompt_tokens
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens that still have to be computed before the next one can be sampled."""
+        return self.known_tokens - self.computed_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """True when only the token sampled last is pending."""
+        return self.known_tokens > self.prompt_tokens and self.known_tokens - self.computed_tokens == 1
+
+
+def urgency(sequence: SequenceState) -> tuple[int, float, str]:
+    """Sort key: priority, then arrival; the id makes the order total and reproducible."""
+    return (sequence.priority, sequence.arrived_s, sequence.request_id)
