@@ -1,0 +1,1 @@
+"""Things that generate tokens, behind one narrow seam (``engines.protocol``)."""

@@ -1,0 +1,1 @@
+"""The embedded engine: libllama does the arithmetic, headrace decides every step."""

@@ -1,0 +1,168 @@
+"""One band's libllama context: streams of KV memory and the batch that is decoded over them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engines.llama.library import Library
+from headrace.engines.llama.sampling import Logits, logits_at
+from headrace.engines.llama.weights import Weights
+from headrace.errors import EngineError
+from headrace.scheduling.bands import Band
+
+MICRO_BATCH_TOKENS = 512
+PROMPT_OUTPUT_CHUNK_TOKENS = 64
+"""Chunk limit of a sequence that wants logits at every prompt position (echo with logprobs): the logits
+buffer grows to the largest step and is never given back."""
+
+
+class Batch:
+    """Tokens for one decode call, written into arrays that libllama reads.
+
+    Entries must be added in ascending stream order: libllama puts only consecutive streams into one
+    micro-batch.
+    """
+
+    def __init__(self, api: Any, capacity: int) -> None:
+        self._tokens: npt.NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self._positions: npt.NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self._streams: npt.NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self._outputs: npt.NDArray[np.int8] = np.zeros(capacity, np.int8)
+        self._one: npt.NDArray[np.int32] = np.ones(capacity, np.int32)
+        base = self._streams.ctypes.data
+        self._stream_pointers: npt.NDArray[np.uint64] = np.arange(capacity, dtype=np.uint64) * np.uint64(
+            4
+        ) + np.uint64(base)
+        self.native = api.llama_batch()
+
+        def pointer(name: str, array: npt.NDArray[Any]) -> None:
+            field_type = dict(api.llama_batch._fields_)[name]
+            setattr(self.native, name, ctypes.cast(array.ctypes.data, field_type))
+
+        pointer("token", self._tokens)
+        pointer("pos", self._positions)
+        pointer("n_seq_id", self._one)
+        pointer("seq_id", self._stream_pointers)
+        pointer("logits", self._outputs)
+        self.size = 0
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self.size = 0
+
+    def add_one(self, token: int, position: int, stream: int) -> int:
+        """Add a token whose logits are wanted; returns its index for ``Context.logits``."""
+        index = self.size
+        self._tokens[index] = token
+        self._positions[index] = position
+        self._streams[index] = stream
+        self._outputs[index] = 1
+        self.size = index + 1
+        return index
+
+    def add_chunk(
+        self, tokens: list[int], position: int, stream: int, *, last_output: bool, all_outputs: bool
+    ) -> int:
+        """Add consecutive tokens of one stream; logits of the last one or of all if asked. Returns the index
+        of the chunk's last token."""
+        start, end = self.size, self.size + len(tokens)
+        self._tokens[start:end] = tokens
+        self._positions[start:end] = np.arange(position, position + len(tokens), dtype=np.int32)
+        self._streams[start:end] = stream
+        self._outputs[start:end] = 1 if all_outputs else 0
+        if last_output:
+            self._outputs[end - 1] = 1
+        self.size = end
+        return end - 1
+
+    def finish(self) -> Any:
+        """The libllama batch over everything added."""
+        self.native.n_tokens = self.size
+        return self.native
+
+
+class Context:
+    """A libllama context with ``band.max_sequences`` streams of ``band.max_context_tokens`` cells each."""
+
+    def __init__(self, library: Library, weights: Weights, band: Band, *, step_tokens: int, threads: int) -> None:
+        """Raises EngineError when libllama cannot allocate the memory."""
+        self._api = library.api
+        self._vocab_size = weights.vocab_size
+        self._library = library
+        params = self._api.llama_context_default_params()
+        params.n_ctx = band.max_context_tokens * band.max_sequences
+        params.n_seq_max = band.max_sequences
+        params.n_batch = max(step_tokens, band.max_sequences)
+        params.n_ubatch = min(MICRO_BATCH_TOKENS, params.n_batch)
+        params.n_threads = threads
+        params.n_threads_batch = threads
+        params.kv_unified = False
+        params.no_perf = True
+        self.handle: Any = self._api.llama_init_from_model(weights.handle, params)
+        if not self.handle:
+            raise EngineError(
+                f"libllama cannot create a context of {band.max_sequences} x {band.max_context_tokens} tokens: "
+                f"{library.recent_log() or 'no reason given'}"
+            )
+        self._memory = self._api.llama_get_memory(self.handle)
+        self._threads = threads
+        self.batch = Batch(self._api, params.n_batch)
+        self.capacity_tokens = int(params.n_batch)
+        self.band = band
+
+    def close(self) -> None:
+        if self.handle:
+            self._api.llama_free(self.handle)
+            self.handle = None
+
+    def set_threads(self, threads: int) -> None:
+        """Compute with ``threads`` threads from the next call on."""
+        if threads != self._threads:
+            self._api.llama_set_n_threads(self.handle, threads, threads)
+            self._threads = threads
+
+    def decode(self) -> None:
+        """Run one forward pass over the batch. Raises EngineError with libllama's code and log."""
+        code = self._api.llama_decode(self.handle, self.batch.finish())
+        if code != 0:
+            raise EngineError(
+                f"llama_decode returned {code} for {self.batch.size} tokens: "
+                f"{self._library.recent_log() or 'no reason given'}"
+            )
+
+    def logits(self, index: int) -> Logits:
+        """Logits of batch entry ``index`` of the last call: a view of shape (vocab_size,), valid until the
+        next call."""
+        pointer = self._api.llama_get_logits_ith(self.handle, index)
+        address = self._library.address(pointer)
+        if not address:
+            raise EngineError(f"libllama has no logits for batch entry {index}")
+        return logits_at(address, self._vocab_size)
+
+    def clear_stream(self, stream: int) -> None:
+        """Forget everything a stream holds."""
+        self._api.llama_memory_seq_rm(self._memory, stream, -1, -1)
+
+    def stream_tokens(self, stream: int) -> int:
+        """How many positions libllama itself says a stream holds."""
+        return int(self._api.llama_memory_seq_pos_max(self._memory, stream)) + 1
+
+    def save_stream(self, stream: int) -> bytearray:
+        """A stream's state as libllama writes it. Raises EngineError."""
+        size = self._api.llama_state_seq_get_size(self.handle, stream)
+        data = bytearray(size)
+        target = (ctypes.c_uint8 * size).from_buffer(data)
+        written = self._api.llama_state_seq_get_data(self.handle, target, size, stream)
+        if written != size:
+            raise EngineError(f"libllama wrote {written} of {size} bytes of stream {stream}'s state")
+        return data
+
+    def load_stream(self, stream: int, data: bytearray) -> bool:
+        """Fill a stream from the bytes of ``save_stream``; False when libllama refuses them, in which case the
+        stream must be cleared."""
+        source = (ctypes.c_uint8 * len(data)).from_buffer(data)
+        return bool(self._api.llama_state_seq_set_data(self.handle, source, len(data), stream))

@@ -1,0 +1,374 @@
+"""The engine's heart: takes sequences in, runs one planned step at a time, gives outputs back.
+
+No socket, no process, no signal: ``process`` owns those, so that tests drive a core directly. The policy
+decides (``scheduling.step``); this module applies the plan and keeps the accounts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.engines.llama.context import Context
+from headrace.engines.llama.live import LiveSequence
+from headrace.engines.llama.sampling import log_probability
+from headrace.engines.llama.stream_state import retarget
+from headrace.errors import EngineError
+from headrace.messages.engine import (
+    BandPlan,
+    EngineLoad,
+    SequenceOutput,
+    StepOutput,
+    Submit,
+    TokenLogprob,
+)
+from headrace.scheduling.slots import SlotTable
+from headrace.scheduling.step import PrefillChunk, SchedulerState, StepLimits, StepPlan, StepPolicy
+
+if TYPE_CHECKING:
+    from headrace.engines.llama.library import Library
+    from headrace.engines.llama.vocabulary import Vocabulary
+    from headrace.engines.llama.weights import Weights
+    from headrace.kv.budget import BandBudget
+
+
+class EngineCore:
+    """Sequences over banded contexts. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        library: Library,
+        weights: Weights,
+        vocabulary: Vocabulary,
+        budget: BandBudget,
+        policy: StepPolicy,
+        *,
+        limits: StepLimits,
+        threads: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._library = library
+        self._weights = weights
+        self._vocabulary = vocabulary
+        self._budget = budget
+        self._policy = policy
+        self._clock = clock
+        self.limits = limits
+        self._threads = threads
+        self._bands = budget.bands
+        self._contexts: list[Context | None] = [None] * len(budget.bands)
+        self._slots = SlotTable(budget.bands)
+        self._waiting: dict[str, LiveSequence] = {}
+        self._running: dict[str, LiveSequence] = {}
+        self._ended: list[SequenceOutput] = []
+        self._end_tokens = vocabulary.end_tokens()
+        self._step_tokens_capacity = limits.step_tokens
+        self._max_context_tokens = budget.bands[-1].max_context_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """True when a step would compute or report something."""
+        return bool(self._running or self._waiting or self._ended)
+
+    @property
+    def threads(self) -> int:
+        """Threads that the next step computes with."""
+        return self._threads
+
+    def set_threads(self, threads: int) -> None:
+        """Compute with ``threads`` threads from the next step on."""
+        self._threads = threads
+        for context in self._contexts:
+            if context is not None:
+                context.set_threads(threads)
+
+    def set_limits(self, limits: StepLimits) -> None:
+        """New live limits, cut to what the contexts were created for."""
+        self.limits = StepLimits(
+            min(limits.step_tokens, self._step_tokens_capacity),
+            limits.prefill_chunk_tokens,
+            limits.band_margin_tokens,
+        )
+
+    def context(self, band: int) -> Context:
+        """The context of a band, created on first use. Raises EngineError when memory does not suffice."""
+        existing = self._contexts[band]
+        if existing is None:
+            existing = Context(
+                self._library,
+                self._weights,
+                self._bands[band],
+                step_tokens=self._step_tokens_capacity,
+                threads=self._threads,
+            )
+            self._contexts[band] = existing
+        return existing
+
+    def submit(self, request: Submit) -> None:
+        """Take a sequence in. One that cannot be served ends with ``error`` at the next step."""
+        prompt = len(request.prompt_tokens)
+        problem = self._refusal(request)
+        if problem is not None:
+            self._ended.append(
+                SequenceOutput(request.request_id, finish="error", error=problem, prompt_tokens=prompt)
+            )
+            return
+        if request.max_tokens == 0 and request.sampling.prompt_logprobs is None:
+            self._ended.append(SequenceOutput(request.request_id, finish="length", prompt_tokens=prompt))
+            return
+        self._waiting[request.request_id] = LiveSequence.start(
+            request, self._library, self._vocabulary, max_context_tokens=self._max_context_tokens
+        )
+
+    def _refusal(self, request: Submit) -> str | None:
+        if request.request_id in self._waiting or request.request_id in self._running:
+            return f"request id {request.request_id} is already live"
+        if not request.prompt_tokens:
+            return "the prompt has no tokens"
+        if len(request.prompt_tokens) >= self._max_context_tokens:
+            return (
+                f"the prompt of {len(request.prompt_tokens)} tokens leaves no room in the context of "
+                f"{self._max_context_tokens}"
+            )
+        size = self._vocabulary.vocab_size
+        if not all(0 <= token < size for token in request.prompt_tokens):
+            return f"a prompt token is outside the vocabulary of {size}"
+        return None
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence now; its output with finish ``abort`` comes with the next step. Unknown ids are
+        ignored: the sequence may have ended while the message travelled."""
+        sequence = self._waiting.get(request_id) or self._running.get(request_id)
+        if sequence is not None:
+            self._ended.append(sequence.output(finish="abort"))
+            self._forget(sequence)
+
+    def abort_all(self) -> None:
+        """End every sequence."""
+        for request_id in [*self._waiting, *self._running]:
+            self.abort(request_id)
+
+    def step(self) -> StepOutput:
+        """Plan and run one step. Returns what it produced, with ends that happened since the last one."""
+        started_s = self._clock()
+        plan = self._policy.plan(self._scheduler_state(started_s))
+        outputs, self._ended = self._ended, []
+        self._apply_moves(plan, started_s, outputs)
+        self._compute(plan, outputs)
+        ended_s = self._clock()
+        return StepOutput(outputs, ended_s, self._load(plan, ended_s - started_s))
+
+    def _scheduler_state(self, now_s: float) -> SchedulerState:
+        return SchedulerState(
+            now_s=now_s,
+            bands=self._bands,
+            free_streams=tuple([self._slots.free_count(b) for b in range(len(self._bands))]),
+            waiting=[s.state for s in self._waiting.values()],
+            running=[s.state for s in self._running.values()],
+            limits=self.limits,
+        )
+
+    def _apply_moves(self, plan: StepPlan, now_s: float, outputs: list[SequenceOutput]) -> None:
+        for admission in plan.admissions:
+            sequence = self._waiting.pop(admission.request_id)
+            sequence.state.slot = self._slots.take(admission.band, admission.request_id)
+            sequence.queue_wait_s = max(0.0, now_s - sequence.request.arrived_s)
+            self._running[admission.request_id] = sequence
+        for promotion in plan.promotions:
+            sequence = self._running[promotion.request_id]
+            try:
+                self._promote(sequence, promotion.band)
+            except EngineError as error:
+                self._fail([sequence], error, outputs)
+
+    def _promote(self, sequence: LiveSequence, band: int) -> None:
+        """Move a sequence to a longer band, with its KV where libllama lets it travel; where not, its tokens
+        are computed again in the new band. Raises EngineError when the band's context cannot be created."""
+        old = sequence.state.slot
+        assert old is not None
+        source, target = self.context(old.band), self.context(band)
+        state = retarget(
+            source.save_stream(old.stream),
+            stream=old.stream,
+            source_streams=source.band.max_sequences,
+            target_streams=target.band.max_sequences,
+            tokens=sequence.state.computed_tokens,
+        )
+        source.clear_stream(old.stream)
+        self._slots.release(old, sequence.request_id)
+        new = sequence.state.slot = self._slots.take(band, sequence.request_id)
+        if state is None or not target.load_stream(new.stream, state):
+            target.clear_stream(new.stream)
+            sequence.state.computed_tokens = 0
+
+    def _compute(self, plan: StepPlan, outputs: list[SequenceOutput]) -> None:
+        """One forward pass per band that has work, then sampling."""
+        work: dict[int, list[tuple[int, LiveSequence, int]]] = {}
+        for request_id in plan.decode:
+            self._add_work(work, request_id, 1)
+        for chunk in plan.prefill:
+            self._add_chunk(work, chunk)
+        for band, items in work.items():
+            items.sort(key=lambda item: item[0])
+            try:
+                self._compute_band(self.context(band), items, outputs)
+            except EngineError as error:
+                self._fail([sequence for _, sequence, _ in items], error, outputs)
+
+    def _add_chunk(self, work: dict[int, list[tuple[int, LiveSequence, int]]], chunk: PrefillChunk) -> None:
+        self._add_work(work, chunk.request_id, chunk.tokens)
+
+    def _add_work(self, work: dict[int, list[tuple[int, LiveSequence, int]]], request_id: str, tokens: int) -> None:
+        sequence = self._running.get(request_id)
+        if sequence is None:
+            return  # failed while the plan was being applied
+        slot = sequence.state.slot
+        assert slot is not None
+        work.setdefault(slot.band, []).append((slot.stream, sequence, tokens))
+
+    def _compute_band(
+        self, context: Context, items: list[tuple[int, LiveSequence, int]], outputs: list[SequenceOutput]
+    ) -> None:
+        batch = context.batch
+        batch.clear()
+        last_index: list[int] = []
+        for stream, sequence, count in items:
+            position = sequence.state.computed_tokens
+            if count == 1:
+                last_index.append(batch.add_one(sequence.tokens[position], position, stream))
+                continue
+            last_index.append(
+                batch.add_chunk(
+                    sequence.tokens[position : position + count],
+                    position,
+                    stream,
+                    last_output=position + count == sequence.state.known_tokens,
+                    all_outputs=sequence.request.sampling.prompt_logprobs is not None,
+                )
+            )
+        context.decode()
+        for (_, sequence, count), index in zip(items, last_index, strict=True):
+            if sequence.request.sampling.prompt_logprobs is not None:
+                self._note_prompt_logprobs(context, sequence, count, index)
+            sequence.state.computed_tokens += count
+            if sequence.state.pending_tokens == 0:
+                self._sample(context, sequence, index, outputs)
+
+    def _note_prompt_logprobs(self, context: Context, sequence: LiveSequence, count: int, last_index: int) -> None:
+        """Log-probabilities of the prompt tokens that this chunk's logits predict."""
+        state, wanted = sequence.state, sequence.request.sampling.prompt_logprobs or 0
+        token_bytes = self._vocabulary.token_bytes
+        if state.computed_tokens == 0:
+            first = sequence.tokens[0]
+            sequence.prompt_logprobs.append(TokenLogprob(first, token_bytes(first), None, []))
+        for offset in range(count):
+            predicted = state.computed_tokens + offset + 1
+            if predicted < state.prompt_tokens:
+                logits = context.logits(last_index - count + 1 + offset)
+                sequence.prompt_logprobs.append(
+                    log_probability(logits, sequence.tokens[predicted], wanted, token_bytes)
+                )
+
+    def _sample(self, context: Context, sequence: LiveSequence, index: int, outputs: list[SequenceOutput]) -> None:
+        if sequence.state.known_tokens >= sequence.state.limit_tokens:
+            output = sequence.output(finish="length")  # max_tokens 0: only the prompt was wanted
+        else:
+            logits = context.logits(index)
+            token = sequence.sampler.choose(context.handle, index, logits)
+            output = sequence.accept(token, logits, self._vocabulary, self._end_tokens)
+        outputs.append(output)
+        if output.finish is not None:
+            self._forget(sequence)
+
+    def _fail(self, sequences: list[LiveSequence], error: EngineError, outputs: list[SequenceOutput]) -> None:
+        for sequence in sequences:
+            if sequence.request_id in self._running:
+                outputs.append(sequence.output(finish="error", error=str(error)))
+                self._forget(sequence)
+
+    def _forget(self, sequence: LiveSequence) -> None:
+        """Give back everything a sequence holds."""
+        self._waiting.pop(sequence.request_id, None)
+        self._running.pop(sequence.request_id, None)
+        slot = sequence.state.slot
+        if slot is not None:
+            context = self._contexts[slot.band]
+            if context is not None:
+                context.clear_stream(slot.stream)
+            self._slots.release(slot, sequence.request_id)
+            sequence.state.slot = None
+        sequence.close()
+
+    def _load(self, plan: StepPlan, step_s: float) -> EngineLoad:
+        per_token = self._budget.bytes_per_token
+        used = sum([s.state.computed_tokens for s in self._running.values()])
+        total = sum([b.max_context_tokens * b.max_sequences for b in self._bands])
+        return EngineLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_used_tokens=used,
+            kv_total_tokens=total,
+            kv_used_bytes=used * per_token,
+            kv_total_bytes=total * per_token,
+            waiting_prefill_tokens=sum([s.state.pending_tokens for s in self._waiting.values()]),
+            step_s=step_s,
+            decode_tokens=len(plan.decode),
+            prefill_tokens=sum([c.tokens for c in plan.prefill]),
+            threads=self._threads,
+        )
+
+    def load(self) -> EngineLoad:
+        """How full the engine is right now."""
+        return self._load(StepPlan(), 0.0)
+
+    def band_plans(self) -> list[BandPlan]:
+        """Every band with its KV bytes and whether its context exists."""
+        return [
+            BandPlan(
+                band.max_context_tokens,
+                band.max_sequences,
+                self._budget.band_bytes(index),
+                existing is not None,
+            )
+            for index, (band, existing) in enumerate(zip(self._bands, self._contexts, strict=True))
+        ]
+
+    def live_ids(self) -> list[str]:
+        """Request ids of all sequences, running first."""
+        return [*self._running, *self._waiting]
+
+    def check_integrity(self) -> str | None:
+        """None when slots, sequences and libllama's own counts agree; else what is wrong."""
+        problem = self._slots.check_integrity()
+        if problem is not None:
+            return problem
+        owners = self._slots.owners()
+        if len(owners) != len(self._running):
+            return f"{len(owners)} streams are owned by {len(self._running)} running sequences"
+        for sequence in self._running.values():
+            slot = sequence.state.slot
+            if slot is None or owners.get(slot) != sequence.request_id:
+                return f"{sequence.request_id} runs in {slot}, which it does not own"
+            context = self._contexts[slot.band]
+            held = context.stream_tokens(slot.stream) if context is not None else 0
+            if held != sequence.state.computed_tokens:
+                return (
+                    f"{sequence.request_id}: {sequence.state.computed_tokens} tokens computed, "
+                    f"libllama holds {held}"
+                )
+        for band, context in enumerate(self._contexts):
+            if context is None:
+                continue
+            for stream in range(self._bands[band].max_sequences):
+                if not any(s.band == band and s.stream == stream for s in owners) and context.stream_tokens(stream):
+                    return f"stream {stream} of band {band} is free but not empty"
+        return None
+
+    def close(self) -> None:
+        """Free contexts and samplers. Sequences must have been ended before."""
+        for sequence in [*self._waiting.values(), *self._running.values()]:
+            self._forget(sequence)
+        for context in self._contexts:
+            if context is not None:
+                context.close()
