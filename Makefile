@@ -1,0 +1,42 @@
+# `make serve` and `make test` install what they need. ARGS goes to the program: make serve ARGS="--port 9000"
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-all check format lock clean
+
+BIN := .venv/bin
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock"
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
+
+setup: ## create .venv with exactly what requirements/*.lock pin
+	@scripts/setup-venv
+
+serve: setup ## serve a real model on http://127.0.0.1:8000/v1
+	@exec $(BIN)/headrace serve $(ARGS)
+
+test: setup check ## lint, types and the tests
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: setup check ## the same with the slow tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## lint, format and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The newest versions that fit pyproject.toml. Needs uv (pip install uv). pip is in build.lock and the
+# llama.cpp bindings are in llama.lock: each of those is installed by a step of its own.
+lock: ## choose versions anew and write requirements/*.lock
+	$(LOCK) --upgrade pyproject.toml --extra llama --group dev \
+		--no-emit-package pip --no-emit-package llama-cpp-python -o requirements/all.lock
+	$(LOCK) --upgrade --group build -c requirements/all.lock -o requirements/build.lock
+	$(LOCK) --upgrade --no-deps --group llama -o requirements/llama.lock
+
+clean: ## remove .venv and everything made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
