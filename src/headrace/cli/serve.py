@@ -1,0 +1,218 @@
+"""``headrace serve``: the command that puts everything together and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import platformdirs
+from rich.console import Console
+
+from headrace import __version__
+from headrace.cli.feasibility_table import feasibility_lines, feasibility_table
+from headrace.cli.model import shown_progress
+from headrace.cli.ready_report import ready_lines
+from headrace.config.load import LoadedConfig, load_with_origins
+from headrace.config.schema import Config
+from headrace.errors import ConfigError, EngineError
+from headrace.lanes.feasibility import report
+from headrace.messages.engine import Ready, Start
+from headrace.models import store
+
+log = logging.getLogger("headrace")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The flags; None means not given."""
+
+    config_path: str | None
+    model: str | None
+    host: str | None
+    port: int | None
+    log_level: str | None
+
+    def overrides(self) -> dict[str, object]:
+        """Flags by the configuration key they stand for."""
+        return {
+            "model.source": self.model,
+            "server.host": self.host,
+            "server.port": self.port,
+            "log_level": self.log_level,
+        }
+
+    def load(self) -> LoadedConfig:
+        """Read the configuration with these flags over it. Raises ConfigError."""
+        return load_with_origins(self.config_path, overrides=self.overrides())
+
+
+@click.command()
+@click.option("--config", "config_path", metavar="FILE", help="Configuration file (default: ./headrace.yaml if there).")
+@click.option("--model", metavar="NAME|PATH.gguf", help="Model to serve: a name from 'headrace model list' or a GGUF.")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on (default 127.0.0.1).")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on (default 8000; 0: any free one).")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least level to log (default info)."
+)
+def serve(
+    config_path: str | None, model: str | None, host: str | None, port: int | None, log_level: str | None
+) -> None:
+    """Serve a model over HTTP, each request in its lane.
+
+    A model from the catalog is fetched first when it is not installed. SIGTERM or Ctrl-C drains: running
+    requests finish, new ones are refused, then the command ends with 0. SIGHUP reads the configuration again.
+    """
+    options = ServeOptions(config_path, model, host, port, log_level)
+    loaded = options.load()
+    _set_up_logging(loaded.config.log_level)
+    if loaded.file is not None:
+        log.info("configuration: %s", loaded.file)
+    with shown_progress() as progress:
+        model_path = store.resolve(loaded.config.model.source, progress)
+    # uvloop: the gateway's work per token is taken from the same cores as the arithmetic.
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(options, loaded.config, model_path))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not made for this system; asyncio's own loop does the same, slower
+        return None
+    return uvloop.new_event_loop
+
+
+def _set_up_logging(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Its start and stop messages repeat ours in other words.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def start_message(config: Config, model_path: Path, model_name: str) -> Start:
+    """What the engine process is told at its start."""
+    engine = config.engine
+    return Start(
+        model_path=str(model_path),
+        model_name=model_name,
+        bands=[(band.max_context_tokens, band.max_sequences) for band in engine.bands],
+        step_tokens=engine.step_tokens,
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        memory_budget_bytes=engine.memory_budget_bytes,
+        threads=engine.threads,
+        gpu_layers=engine.gpu_layers,
+        self_measure=engine.self_measure,
+    )
+
+
+def _store_folder(config: Config) -> Path:
+    if config.server.store_dir is not None:
+        return Path(config.server.store_dir).expanduser()
+    return Path(platformdirs.user_state_dir("headrace")) / "completions"
+
+
+async def _serve(options: ServeOptions, config: Config, model_path: Path) -> None:
+    # Imported here: the HTTP stack and libllama's bindings are not needed to refuse a bad configuration.
+    from headrace.api.app import create_app
+    from headrace.api.deps import Deps
+    from headrace.api.gateway import Gateway
+    from headrace.api.live import LiveConfig, served_model_names
+    from headrace.api.server import serve_http
+    from headrace.api.store import CompletionStore
+    from headrace.engines.llama import library
+    from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
+    from headrace.engines.llama.vocabulary import Vocabulary
+    from headrace.telemetry.metrics import Metrics
+
+    engine = LlamaEngine(
+        start_message(config, model_path, served_model_names(config)[0]),
+        EngineTimeouts(config.engine.start_timeout_s, config.engine.stall_timeout_s),
+    )
+    live = LiveConfig(config)
+    metrics = Metrics(__version__)
+    gateway = Gateway(live, engine, metrics, clock=time.monotonic)
+    starting = asyncio.create_task(engine.start(), name="headrace-engine-start")
+    try:
+        tokenizer = await asyncio.to_thread(lambda: Vocabulary.from_file(library.load(), model_path))
+        app = create_app(
+            Deps(
+                live=live,
+                engine=engine,
+                tokenizer=tokenizer,
+                gateway=gateway,
+                store=CompletionStore(_store_folder(config), config.server.max_stored_completions),
+                metrics=metrics,
+                clock=time.monotonic,
+                wall_clock=time.time,
+                new_id=lambda: secrets.token_hex(12),
+                started_at_s=time.time(),
+            )
+        )
+
+        async def reload() -> None:
+            live.swap(_reloaded(options, live.config))
+            log.info("configuration read again")
+
+        def on_listening(host: str, port: int) -> None:
+            shown_host = f"[{host}]" if ":" in host else host
+            log.info("listening on http://%s:%d/v1", shown_host, port)
+            starting.add_done_callback(lambda task: _say_ready(task, config, shown_host, port))
+
+        serving = asyncio.create_task(
+            serve_http(app, gateway, config, reload=reload, on_listening=on_listening), name="headrace-http"
+        )
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and starting.exception() is not None:
+            # A model that does not load never will: there is nothing to serve, restarting cannot help.
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            starting.result()
+        await serving
+    finally:
+        if not starting.done():
+            starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await engine.close()
+
+
+def _reloaded(options: ServeOptions, running: Config) -> Config:
+    """The configuration read again. Raises ConfigError when it is wrong or changes what needs a restart."""
+    fresh = options.load().config
+    fixed = [
+        name
+        for name, old, new in (
+            ("engine", running.engine, fresh.engine),
+            ("model.source", running.model.source, fresh.model.source),
+            ("server.host", running.server.host, fresh.server.host),
+            ("server.port", running.server.port, fresh.server.port),
+        )
+        if old != new
+    ]
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)} changed, which needs a restart; nothing was reloaded")
+    return fresh
+
+
+def _say_ready(task: asyncio.Task[Ready], config: Config, host: str, port: int) -> None:
+    """Tell the person what is being served, in which memory, and which lane targets this machine can meet."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    ready = task.result()
+    for line in ready_lines(ready):
+        log.info("%s", line)
+    if ready.measurement is not None:
+        rows = report(config, ready.measurement)
+        if sys.stderr.isatty():
+            Console(stderr=True).print(feasibility_table(rows))
+        else:
+            for line in feasibility_lines(rows):
+                log.info("%s", line)
+    log.info("ready: http://%s:%d/v1", host, port)

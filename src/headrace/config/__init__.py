@@ -1,0 +1,1 @@
+"""Configuration: one strict YAML, environment and flags become one frozen object."""

@@ -1,0 +1,165 @@
+"""What each configuration key means and which numbers it takes: one table beside the schema.
+
+``config.validate`` checks the ranges, ``config.template`` and the reference in ``docs`` print the meanings.
+A test fails when a key of the schema is missing here or the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from headrace.config.schema import (
+    BandConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    ServerConfig,
+    Tenant,
+)
+from headrace.lanes.lane import SLO, Lane, LaneMatch
+
+
+@dataclass(frozen=True)
+class Note:
+    """A key's meaning in one sentence, and its range when it is a number (both ends allowed; with
+    ``above_minimum`` the lower end is not)."""
+
+    text: str
+    minimum: float | None = None
+    maximum: float | None = None
+    above_minimum: bool = False
+
+    @property
+    def range_text(self) -> str:
+        """The range for a person: ``1 to 65535``, ``above 0, at most 3600``; empty when there is none."""
+        if self.minimum is None or self.maximum is None:
+            return ""
+        if self.above_minimum:
+            return f"above {self.minimum:g}, at most {_whole(self.maximum)}"
+        return f"{_whole(self.minimum)} to {_whole(self.maximum)}"
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is within the range (NaN never is)."""
+        if self.minimum is None or self.maximum is None:
+            return True
+        above = value > self.minimum if self.above_minimum else value >= self.minimum
+        return above and value <= self.maximum
+
+
+def _whole(value: float) -> str:
+    return f"{int(value)}" if value == int(value) else f"{value:g}"
+
+
+def _seconds(text: str, *, maximum: float = 3600, above: bool = True) -> Note:
+    return Note(text, minimum=0, maximum=maximum, above_minimum=above)
+
+
+def _tokens(text: str, *, minimum: int = 1) -> Note:
+    return Note(text, minimum=minimum, maximum=16 * 1024 * 1024)
+
+
+def _count(text: str, *, minimum: int = 1, maximum: int = 1_000_000) -> Note:
+    return Note(text, minimum=minimum, maximum=maximum)
+
+
+def notes() -> dict[type[Struct], dict[str, Note]]:
+    """The table: schema struct -> key -> note."""
+    return {
+        Config: {
+            "model": Note("What is served."),
+            "server": Note("The HTTP edge."),
+            "engine": Note("The embedded engine."),
+            "lanes": Note(
+                "Classes of traffic by name. They merge over the default lanes, key by key; a lane set to"
+                " null is removed."
+            ),
+            "default_lane": Note("The lane of a request that no rule recognises."),
+            "tenants": Note("Who sends requests, by name. Once one has a key, every request needs a key."),
+            "log_level": Note("The least severe messages that are logged."),
+        },
+        ModelConfig: {
+            "source": Note("A name that `headrace model list` knows, or the path of a GGUF file."),
+            "name": Note("What /v1/models says; null takes it from the source."),
+            "aliases": Note("Further names that clients may use for the model."),
+        },
+        ServerConfig: {
+            "host": Note("The address to listen on; 0.0.0.0 for every interface."),
+            "port": _count("The TCP port to listen on; 0 takes any free one.", minimum=0, maximum=65535),
+            "max_body_bytes": Note("The largest request body; beyond it 413. Units as in 16MiB work.", 1024, 2**31),
+            "body_timeout_s": _seconds("How long a request's body may take to arrive; then 408."),
+            "write_timeout_s": _seconds("How long a client may leave a stream unread before it is cut."),
+            "drain_timeout_s": _seconds("How long running requests may take to finish after SIGTERM.", above=False),
+            "max_queue": _count("Requests waiting for a place, over all lanes; beyond it 429."),
+            "max_choices": _count("Sequences of one request at most: prompts times n or best_of.", maximum=4096),
+            "unsupported_params": Note(
+                "Request fields that headrace knows but cannot honour: ignore them and say so in"
+                " x-headrace-ignored, or reject with 400."
+            ),
+            "allow_model_delete": Note("Whether DELETE /v1/models/NAME is allowed."),
+            "store_dir": Note("Where completions asked for with store: true are kept; null: the state folder."),
+            "max_stored_completions": _count("Stored completions at most; the oldest go first.", minimum=0),
+            "trust_tenant_header": Note(
+                "Whether x-tenant-id names the tenant while no tenant has keys (with keys, the key decides)."
+            ),
+        },
+        EngineConfig: {
+            "threads": _count(
+                "Compute threads; null: as many as cores, fewer while other processes keep cores busy.",
+                maximum=1024,
+            ),
+            "memory_budget_bytes": Note(
+                "The bound of KV memory; null: half of what is free at start. Units as in 2GiB work.",
+                2**20,
+                2**46,
+            ),
+            "bands": Note("Ranges of context length, shortest first; each has a context of its own."),
+            "step_tokens": _count("The token budget of one step.", maximum=65536),
+            "prefill_chunk_tokens": _count("The most prompt tokens of one sequence in one step.", maximum=65536),
+            "gpu_layers": _count("Model layers computed on the GPU; 0 none.", minimum=0, maximum=10_000),
+            "start_timeout_s": _seconds("How long loading the model may take."),
+            "stall_timeout_s": _seconds(
+                "An engine with work that reports no step for this long is taken for hung and restarted."
+            ),
+            "self_measure": Note(
+                "Whether to measure this machine at start and say which lane targets it can meet."
+            ),
+        },
+        BandConfig: {
+            "max_context_tokens": _tokens("The longest sequence (prompt and output) of the band.", minimum=16),
+            "max_sequences": _count("Sequences of the band at once.", maximum=256),
+        },
+        Lane: {
+            "description": Note("For people."),
+            "slo": Note("Targets that 99 % of the lane's requests must meet."),
+            "priority": Note("Lower is more urgent.", -1000, 1000),
+            "match": Note("How requests are recognised as this lane's without naming it."),
+            "max_running": _count("Sequences of the lane in the engine at once; null: no cap of its own."),
+            "max_queue": _count(
+                "Requests of the lane waiting for a place, 429 beyond it; null: no cap of its own.", minimum=0
+            ),
+            "max_prompt_tokens": _tokens("The longest prompt that the lane takes, 400 beyond it; null: any."),
+            "max_tokens": _tokens("The cap on a request's output tokens; null: none."),
+            "default_max_tokens": _tokens("Output tokens for a request that does not say; null: what fits."),
+            "typical_prompt_tokens": _tokens("The prompt for which serve says whether the SLO can be met."),
+            "typical_output_tokens": _tokens("The output for which serve says whether the SLO can be met."),
+        },
+        SLO: {
+            "p99_ttft_s": _seconds("Time to first token: sent to first token; null: no target.", maximum=86400),
+            "p99_tpot_s": _seconds(
+                "Time per output token after the first: (E2E - TTFT) / (n - 1); null: no target.", maximum=86400
+            ),
+            "p99_e2e_s": _seconds("End to end: sent to last token; null: no target.", maximum=86400),
+        },
+        LaneMatch: {
+            "path_prefixes": Note("URL path prefixes: /realtime makes /realtime/v1/... this lane's."),
+            "model_aliases": Note("Model names in requests that mean the served model in this lane."),
+            "prompt_tokens_over": _tokens("Prompts longer than this belong here; null: no rule.", minimum=0),
+        },
+        Tenant: {
+            "api_keys": Note("Keys as env:NAME, sha256:HEX of the key, or the key itself."),
+            "lanes": Note("The lanes that the tenant may use; empty: all."),
+            "default_lane": Note("The tenant's lane when neither a header nor a path names one."),
+        },
+    }

@@ -1,0 +1,105 @@
+"""The shape of the configuration: frozen, strict, complete with defaults.
+
+``config.load`` reads it from YAML, environment and flags; ``config.template`` writes a commented one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from headrace.lanes.defaults import default_lanes
+from headrace.lanes.lane import Lane
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """``source`` is a name that ``headrace model list`` knows or a path to a GGUF. ``name`` is what
+    ``/v1/models`` says (default: from the source). ``aliases`` are further names clients may use."""
+
+    source: str = "smollm2"
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+
+
+class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The HTTP edge. ``unsupported_params``: what to do with request fields that headrace knows but cannot
+    honour (audio, web search, ...): ``ignore`` them and say so in ``x-headrace-ignored``, or ``reject``
+    with 400. ``store_dir`` keeps completions asked for with ``store: true`` (None: the state folder), at
+    most ``max_stored_completions`` of them (the oldest go first). ``max_choices`` is the most sequences of
+    one request: prompts times ``n`` or ``best_of``."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+    max_queue: int = 256
+    max_choices: int = 128
+    unsupported_params: Literal["ignore", "reject"] = "ignore"
+    allow_model_delete: bool = False
+    store_dir: str | None = None
+    max_stored_completions: int = 1000
+    trust_tenant_header: bool = True
+
+
+class Tenant(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who sends requests. ``api_keys`` are literal keys, ``env:NAME``, or ``sha256:HEX`` of a key. ``lanes``
+    limits the tenant (empty: all); ``default_lane`` applies when nothing more specific names one. After
+    loading only the keys' digests are kept (as ``sha256:HEX``), and no repr shows them."""
+
+    api_keys: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
+    default_lane: str | None = None
+
+    def __repr__(self) -> str:
+        """Like any struct's, but says only how many keys there are."""
+        return f"Tenant({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        keys = f"<{len(self.api_keys)} hidden>"
+        return [("api_keys", keys), ("lanes", self.lanes), ("default_lane", self.default_lane)]
+
+
+class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A range of context length: sequences up to ``max_context_tokens`` (and longer than the band below),
+    at most ``max_sequences`` at once."""
+
+    max_context_tokens: int
+    max_sequences: int
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The embedded engine. ``threads`` None: as many as there are cores, lowered while other processes keep
+    cores busy. ``memory_budget_bytes`` None: half of the memory that is free at start; it bounds KV memory.
+    ``step_tokens`` is the token budget of one step, ``prefill_chunk_tokens`` the most prompt tokens of one
+    sequence in it. An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and
+    restarted."""
+
+    threads: int | None = None
+    memory_budget_bytes: int | None = None
+    bands: tuple[BandConfig, ...] = (
+        BandConfig(max_context_tokens=2048, max_sequences=32),
+        BandConfig(max_context_tokens=8192, max_sequences=16),
+        BandConfig(max_context_tokens=16384, max_sequences=8),
+        BandConfig(max_context_tokens=131072, max_sequences=1),
+    )
+    step_tokens: int = 512
+    prefill_chunk_tokens: int = 256
+    gpu_layers: int = 0
+    start_timeout_s: float = 120.0
+    stall_timeout_s: float = 120.0
+    self_measure: bool = True
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """One whole configuration. ``default_lane`` takes what no rule recognises."""
+
+    model: ModelConfig = ModelConfig()
+    server: ServerConfig = ServerConfig()
+    engine: EngineConfig = EngineConfig()
+    lanes: dict[str, Lane] = field(default_factory=default_lanes)
+    default_lane: str = "interactive"
+    tenants: dict[str, Tenant] = {}
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

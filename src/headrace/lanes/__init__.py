@@ -1,0 +1,1 @@
+"""Lanes: what class of traffic a request belongs to."""

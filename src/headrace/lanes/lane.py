@@ -1,0 +1,48 @@
+"""The lane, the one object an operator edits, and its SLO."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class SLO(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Targets that 99 % of a lane's requests must meet, in seconds; None means no target.
+
+    TTFT: sent to first token. TPOT: (E2E - TTFT) / (n - 1). E2E: sent to last token.
+    """
+
+    p99_ttft_s: float | None = None
+    p99_tpot_s: float | None = None
+    p99_e2e_s: float | None = None
+
+
+class LaneMatch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How requests are recognised as a lane's without naming it: URL path prefixes, model aliases and a
+    prompt-length threshold (``prompt_tokens_over``: longer prompts belong here)."""
+
+    path_prefixes: tuple[str, ...] = ()
+    model_aliases: tuple[str, ...] = ()
+    prompt_tokens_over: int | None = None
+
+
+class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A class of traffic with one SLO.
+
+    ``priority``: lower is more urgent. ``max_running`` caps sequences in the engine at once, ``max_queue``
+    requests waiting for a place (429 beyond it); None means no cap of its own. ``max_tokens`` caps and
+    ``default_max_tokens`` fills in a request's output length. ``typical_prompt_tokens`` and
+    ``typical_output_tokens`` describe the request for which ``serve`` says at start whether this machine
+    can meet the SLO.
+    """
+
+    description: str = ""
+    slo: SLO = SLO()
+    priority: int = 100
+    match: LaneMatch = LaneMatch()
+    max_running: int | None = None
+    max_queue: int | None = None
+    max_prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    typical_prompt_tokens: int = 256
+    typical_output_tokens: int = 128
