@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import cast
 
 from headrace.errors import EngineError, EngineGone, EngineNotReady, ModelError
 from headrace.messages import framing
@@ -58,8 +59,8 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # Not isinstance: uvloop's transports are not asyncio's classes.
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -154,7 +155,7 @@ class LlamaEngine:
         self._arrival = loop.create_future()
         self._lost = asyncio.Event()
         ours.setblocking(False)
-        _, connection = await loop.create_connection(
+        _, connection = await loop.create_unix_connection(
             lambda: _Connection(self._on_message, self._on_lost), sock=ours
         )
         self._connection = connection

@@ -1,0 +1,200 @@
+"""What the benchmarks share: a served headrace, the bare loop, a lean client, medians and tables."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running ``headrace serve``. ``ready_s``: from process start to /ready answering 200; ``process`` is
+    the gateway; the engine process is its child."""
+
+    host: str
+    port: int
+    process: subprocess.Popen[bytes]
+    ready_s: float
+    log_path: Path
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def engine_pid(self) -> int:
+        """Process id of the engine process. Raises LookupError while there is none."""
+        for child in psutil.Process(self.pid).children():
+            if "headrace.engines.llama.process" in " ".join(child.cmdline()):
+                return child.pid
+        raise LookupError("no engine process")
+
+
+def free_port() -> int:
+    """A port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def headrace_server(
+    arguments: Sequence[str] = (), *, wait_s: float = 120.0, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """Run ``headrace serve`` for the length of the block; its log goes to a temporary file."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        log_path = Path(folder) / "serve.log"
+        started_s = time.perf_counter()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "headrace", "serve", "--port", str(port), *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            )
+        try:
+            while not _ready(port):
+                if process.poll() is not None or time.perf_counter() - started_s > wait_s:
+                    raise RuntimeError(f"headrace serve did not become ready:\n{log_path.read_text()}")
+                time.sleep(0.02)
+            yield Served("127.0.0.1", port, process, time.perf_counter() - started_s, log_path)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+class BareProcess:
+    """The bare loop in a process of its own."""
+
+    def __init__(self, model: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "bare_loop.py"), str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the bare loop ended early")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def tokens_per_s(self, streams: int, tokens: int, threads: int) -> float:
+        """Throughput of one run."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"streams": streams, "tokens": tokens, "threads": threads}) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return float(answer["tokens"]) / float(answer["seconds"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+async def stream_once(host: str, port: int, body: dict[str, Any], path: str = "/v1/chat/completions") -> int:
+    """One streaming request over a raw socket; returns the completion tokens that the server counted.
+
+    Deliberately lean: on two cores whatever the client burns, the server lacks.
+    """
+    payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
+            + payload
+        )
+        tail = b""
+        while data := await reader.read(65536):
+            tail = (tail + data)[-4096:]
+        start = tail.rfind(b'"completion_tokens":')
+        if start < 0:
+            raise RuntimeError(f"no usage at the end of the stream: {tail[-300:]!r}")
+        return int(tail[start + 20 :].split(b",")[0].split(b"}")[0])
+    finally:
+        writer.close()
+
+
+def served_tokens_per_s(served: Served, bodies: Sequence[dict[str, Any]]) -> float:
+    """Throughput of ``bodies`` sent at once, one stream each."""
+
+    async def run() -> float:
+        started_s = time.perf_counter()
+        counts = await asyncio.gather(*[stream_once(served.host, served.port, body) for body in bodies])
+        return sum(counts) / (time.perf_counter() - started_s)
+
+    return asyncio.run(run())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median with the smallest and largest of the repeats."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def text(self, digits: int = 1) -> str:
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
+
+    def plain(self) -> dict[str, float]:
+        return {"median": self.median, "low": self.low, "high": self.high}
+
+
+def report(name: str, command: str, columns: Sequence[str], rows: Sequence[Sequence[str]], data: object) -> None:
+    """One JSON line on standard output, a table for people on standard error, and the reproducing command."""
+    print(json.dumps({"benchmark": name, "command": command, "results": data}), flush=True)
+    console = Console(stderr=True)
+    table = Table(*columns, title=name)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"reproduce: {command}")
