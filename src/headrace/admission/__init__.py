@@ -1,0 +1,1 @@
+"""Admission: accept a request, hold it at the door, or shed it."""

@@ -1,0 +1,1 @@
+"""The HTTP edge: OpenAI-compatible bytes in, tokens out."""

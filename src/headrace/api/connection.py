@@ -1,0 +1,178 @@
+"""One HTTP connection, guarded against clients that stall.
+
+uvicorn bounds how long an idle connection is kept, but not how long request headers may take, how long a
+client may leave written bytes unread, or how long it may go on sending a body that was answered already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.api.errors import error_body
+
+MAX_HEAD_BYTES = 64 * 1024
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds: for a request's head to arrive, for written bytes to make progress, and for the rest of a body
+    that was answered already."""
+
+    head_timeout_s: float
+    write_timeout_s: float
+    body_timeout_s: float
+
+
+def guarded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """A protocol class for uvicorn's ``http`` setting."""
+    return type("GuardedProtocol", (_Guarded,), {"limits": limits})
+
+
+class _Guarded(HttpToolsProtocol):
+    limits: ConnectionLimits
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head = _Timer(self.loop, self._abort)
+        self._writes = _Timer(self.loop, self._check_progress)
+        self._body = _Timer(self.loop, self._abort)
+        self._head_bytes = 0
+        self._in_head = True
+        self._unwritten = 0
+        self._active: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head.start(self.limits.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head, self._writes, self._body):
+            timer.stop()
+        active = self._active
+        super().connection_lost(exc)
+        # With pipelined requests uvicorn tells only the last one; the one being answered must stop too.
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            if not self._head.running:
+                self._head.start(self.limits.head_timeout_s)
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self._head_may_be_over(data):
+                self._refuse(431, f"the request's head is larger than {MAX_HEAD_BYTES} bytes")
+                return
+            data = _without_upgrade(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head.start(self.limits.head_timeout_s)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._head.stop()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._body.stop()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        active = self._active
+        super().on_response_complete()
+        if active is not None and active.more_body:
+            self._body.start(self.limits.body_timeout_s)
+        # No more writes will come that could find the connection stuck.
+        if self.transport.get_write_buffer_size():
+            self._watch_writes()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        self._writes.stop()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is not a valid HTTP request")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, status: int, message: str) -> None:
+        phrase = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[status]
+        body = error_body(message, type_="invalid_request_error")
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
+            status,
+            phrase,
+            len(body),
+        )
+        self.transport.write(head + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+    def _head_may_be_over(self, data: bytes) -> bool:
+        """A head of allowed size may arrive in one piece with a part of its body."""
+        end = data.find(b"\r\n\r\n")
+        return end >= 0 and self._head_bytes - len(data) + end <= MAX_HEAD_BYTES
+
+    def _watch_writes(self) -> None:
+        self._unwritten = self.transport.get_write_buffer_size()
+        self._writes.start(self.limits.write_timeout_s)
+
+    def _check_progress(self) -> None:
+        """The write timeout passed: give up unless the client read something meanwhile."""
+        left = self.transport.get_write_buffer_size()
+        if left >= self._unwritten > 0:
+            self._abort()
+        elif left:
+            self._watch_writes()
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A request's head with its offer to change the protocol taken out.
+
+    Some HTTP clients offer HTTP/2 with every request. A server may ignore that, but the parser takes what
+    follows for the other protocol and the request's body would be lost.
+    """
+    found = _UPGRADE.search(data)
+    if found is None or 0 <= data.find(b"\r\n\r\n") < found.start():
+        return data
+    return data[: found.start()] + b"\r\nx-ignored-upgrade:" + data[found.end() :]
+
+
+class _Timer:
+    """A restartable one-shot timer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._handle is not None
+
+    def start(self, seconds: float) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(seconds, self._callback)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None

@@ -1,0 +1,29 @@
+"""Everything the HTTP routes need, handed in once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.api.gateway import Clock, Gateway
+from headrace.api.live import LiveConfig
+from headrace.api.store import CompletionStore
+from headrace.engines.protocol import Engine, Tokenizer
+from headrace.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """``clock`` is monotonic seconds, ``wall_clock`` seconds since the epoch, ``new_id`` gives a fresh
+    unguessable word of letters and digits. ``started_at_s`` (wall clock) is what models say as ``created``."""
+
+    live: LiveConfig
+    engine: Engine
+    tokenizer: Tokenizer
+    gateway: Gateway
+    store: CompletionStore
+    metrics: Metrics
+    clock: Clock
+    wall_clock: Callable[[], float]
+    new_id: Callable[[], str]
+    started_at_s: float

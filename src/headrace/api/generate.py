@@ -1,0 +1,181 @@
+"""The two endpoints that generate: bytes in, one pipeline, tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from headrace.api.answer import Answer, check_finish
+from headrace.api.body import read_body
+from headrace.api.chat_format import ChatFormat
+from headrace.api.completion_format import CompletionFormat
+from headrace.api.decode import decode
+from headrace.api.deps import Deps
+from headrace.api.disconnect import CancelOnDisconnect
+from headrace.api.errors import to_http
+from headrace.api.exchange import Exchange, exchange_of, header
+from headrace.api.gateway import Admitted, Gateway
+from headrace.api.metadata import check_metadata
+from headrace.api.plan import Plan, make_plan
+from headrace.api.reply import send_json
+from headrace.api.store import StoredCompletion
+from headrace.api.wire import ChatRequest, CompletionRequest
+from headrace.errors import EngineError, EngineGone, EngineNotReady
+from headrace.messages.engine import SequenceOutput
+
+_logger = logging.getLogger(__name__)
+_EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+_DONE: Final = b"data: [DONE]\n\n"
+
+Outputs = AsyncGenerator[tuple[int, SequenceOutput], None]
+Format = ChatFormat | CompletionFormat
+
+
+class Generate:
+    """ASGI endpoint for chat or text completions."""
+
+    def __init__(self, deps: Deps, request_type: type[ChatRequest] | type[CompletionRequest]) -> None:
+        self._deps = deps
+        self._request_type = request_type
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deps, exchange = self._deps, exchange_of(scope)
+        config = deps.live.config
+        exchange.measured = True
+        authenticate(deps, scope, exchange)
+        body = await read_body(scope, receive, config.server)
+        request: ChatRequest | CompletionRequest
+        request, exchange.ignored = decode(body, self._request_type, config.server.unsupported_params)
+        if isinstance(request, ChatRequest):
+            check_metadata(request.metadata)
+        async with CancelOnDisconnect(receive):
+            plan = await make_plan(deps, config, scope, exchange, request)
+            assert exchange.timing is not None
+            admitted = await deps.gateway.admit(plan.lane.name, plan.lane.lane, plan.sequences, exchange.timing)
+            try:
+                await self._answer(plan, request, admitted, exchange, send)
+            finally:
+                deps.gateway.close(admitted)
+
+    async def _answer(
+        self,
+        plan: Plan,
+        request: ChatRequest | CompletionRequest,
+        admitted: Admitted,
+        exchange: Exchange,
+        send: Send,
+    ) -> None:
+        form = ChatFormat(plan) if isinstance(request, ChatRequest) else CompletionFormat(plan)
+        stored = request if isinstance(request, ChatRequest) and request.store else None
+        if plan.stream:
+            answers = [Answer(keep_text=stored is not None) for _ in plan.sequences]
+            await self._stream(form, answers, admitted, exchange, send, stored)
+            return
+        answers = await collect(self._deps.gateway, plan, admitted)
+        body = form.body(answers)
+        if stored is not None:
+            await self._store(body, stored, exchange)
+        await send_json(send, exchange, body)
+
+    async def _stream(
+        self,
+        form: Format,
+        answers: list[Answer],
+        admitted: Admitted,
+        exchange: Exchange,
+        send: Send,
+        stored: ChatRequest | None,
+    ) -> None:
+        """Server-sent events. Nothing is sent until the first output is known, so what goes wrong before it
+        has a real HTTP status; what goes wrong after it becomes an error event."""
+        outputs, (index, output) = await first_output(self._deps.gateway, admitted)
+        async with aclosing(outputs):
+            check_finish(output)
+            exchange.status = 200
+            headers = exchange.headers(_EVENT_STREAM)
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            answers[index].add(output)
+            await _send_event(send, form.opening() + form.chunk(index, output))
+            try:
+                async for index, output in outputs:
+                    if output.finish is not None:
+                        check_finish(output)
+                    answers[index].add(output)
+                    event = form.chunk(index, output)
+                    if event:
+                        await _send_event(send, event)
+            except EngineError as error:
+                exchange.outcome = "error"
+                event = b"data: " + to_http(error).body + b"\n\n"
+                await send({"type": "http.response.body", "body": event})
+                return
+        if stored is not None:
+            await self._store(form.body(answers), stored, exchange)
+        await send({"type": "http.response.body", "body": form.closing(answers) + _DONE})
+
+    async def _store(self, body: dict[str, object], request: ChatRequest, exchange: Exchange) -> None:
+        completion = {**body, "metadata": request.metadata or {}}
+        messages = [msgspec.to_builtins(message) for message in request.messages]
+        stored = StoredCompletion(tenant=exchange.tenant, completion=completion, messages=messages)
+        try:
+            await asyncio.to_thread(self._deps.store.put, stored)
+        except OSError as error:
+            # The answer exists and is worth more to the client than its copy on disk.
+            _logger.error("completion %s could not be stored: %s", stored.id, error)
+
+
+def authenticate(deps: Deps, scope: Scope, exchange: Exchange) -> None:
+    """Note the tenant. Raises AuthenticationFailed."""
+    exchange.tenant = deps.live.tenants.authenticate(header(scope, b"authorization"), header(scope, b"x-tenant-id"))
+
+
+async def collect(gateway: Gateway, plan: Plan, admitted: Admitted) -> list[Answer]:
+    """Every sequence's whole answer. When the engine dies it is tried once more, for no byte was sent yet.
+
+    Raises EngineError.
+    """
+    retried = False
+    while True:
+        answers = [Answer() for _ in plan.sequences]
+        try:
+            async with aclosing(gateway.outputs(admitted)) as outputs:
+                async for index, output in outputs:
+                    if output.finish is not None:
+                        check_finish(output)
+                    answers[index].add(output)
+            return answers
+        except (EngineGone, EngineNotReady):
+            if retried or not await gateway.engine_back(admitted):
+                raise
+            retried = True
+
+
+async def first_output(gateway: Gateway, admitted: Admitted) -> tuple[Outputs, tuple[int, SequenceOutput]]:
+    """The outputs' iterator and its first item; tried once more when the engine dies before it.
+
+    The caller closes the iterator. Raises EngineError.
+    """
+    retried = False
+    while True:
+        outputs = gateway.outputs(admitted)
+        try:
+            return outputs, await anext(outputs)
+        except (EngineGone, EngineNotReady):
+            await outputs.aclose()
+            if retried or not await gateway.engine_back(admitted):
+                raise
+            retried = True
+        except BaseException:
+            await outputs.aclose()
+            raise
+
+
+async def _send_event(send: Send, event: bytes) -> None:
+    await send({"type": "http.response.body", "body": event, "more_body": True})

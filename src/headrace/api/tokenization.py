@@ -1,0 +1,62 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from headrace.api.body import read_body
+from headrace.api.completion_format import token_text
+from headrace.api.decode import decode
+from headrace.api.deps import Deps
+from headrace.api.exchange import exchange_of
+from headrace.api.generate import authenticate
+from headrace.api.plan import resolve_model
+from headrace.api.prompts import tokenize_request
+from headrace.api.reply import send_json
+from headrace.api.sampling import int_within
+from headrace.api.wire import DetokenizeRequest, TokenizeRequest
+
+
+class Tokenization:
+    """ASGI endpoints, one method each. ``model`` may be left out: there is one tokenizer."""
+
+    def __init__(self, deps: Deps) -> None:
+        self._deps = deps
+
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /tokenize: ``{prompt | messages, ...}`` to ``{tokens, count, max_model_len}``."""
+        deps, exchange = self._deps, exchange_of(scope)
+        authenticate(deps, scope, exchange)
+        config = deps.live.config
+        body = await read_body(scope, receive, config.server)
+        request, exchange.ignored = decode(body, TokenizeRequest, config.server.unsupported_params)
+        if request.model is not None:
+            resolve_model(config, request.model)
+        tokens = await tokenize_request(request, deps.tokenizer)
+        ready = deps.engine.ready
+        answer: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": None if ready is None else ready.model.max_context_tokens,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        if request.return_token_strs:
+            answer["token_strs"] = [token_text(deps.tokenizer.token_bytes(token)) for token in tokens]
+        await send_json(send, exchange, answer)
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /detokenize: ``{tokens}`` to ``{prompt}``."""
+        deps, exchange = self._deps, exchange_of(scope)
+        authenticate(deps, scope, exchange)
+        config = deps.live.config
+        body = await read_body(scope, receive, config.server)
+        request, exchange.ignored = decode(body, DetokenizeRequest, config.server.unsupported_params)
+        if request.model is not None:
+            resolve_model(config, request.model)
+        for token in request.tokens:
+            int_within("tokens", token, 0, deps.tokenizer.vocab_size - 1)
+        text = await asyncio.to_thread(deps.tokenizer.decode, request.tokens)
+        await send_json(send, exchange, {"prompt": text})

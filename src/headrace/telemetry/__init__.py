@@ -1,0 +1,1 @@
+"""Telemetry: what happened, as metrics and as one log line per request."""

@@ -1,0 +1,176 @@
+"""Prometheus metrics, in a registry of their own.
+
+Labels are bounded: lanes come from the configuration (``none`` before a lane is known), outcomes from
+``Exchange``. Gauges of the moment (running, waiting, KV) are read when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from headrace.admission.decide import LaneLoad
+from headrace.messages.engine import EngineLoad, Ready
+from headrace.telemetry.timing import ITL_BUCKETS_S, RequestTiming
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+_LATENCY_BUCKETS_S = (
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0,
+    20.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+_LABELS = ("lane", "outcome")
+NO_LANE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where scrape-time gauges come from: sequences by lane, the engine's load, and its Ready (None: down)."""
+
+    lanes: Callable[[], Mapping[str, LaneLoad]]
+    load: Callable[[], EngineLoad | None]
+    ready: Callable[[], Ready | None]
+
+
+class _ItlCollector(Collector):
+    """The ITL histogram, filled with whole buckets per request: observing each token would cost more than
+    sending it."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], tuple[list[int], float]] = {}
+
+    def add(self, lane: str, outcome: str, timing: RequestTiming) -> None:
+        buckets, total_s = self._series.get((lane, outcome), ([0] * len(timing.gap_buckets), 0.0))
+        summed = [old + new for old, new in zip(buckets, timing.gap_buckets, strict=True)]
+        self._series[lane, outcome] = (summed, total_s + timing.gap_sum_s)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "headrace_itl_seconds", "Gap between one token and the next, pooled over requests", labels=_LABELS
+        )
+        bounds = [*(str(bound) for bound in ITL_BUCKETS_S), "+Inf"]
+        for labels, (buckets, total_s) in sorted(self._series.items()):
+            cumulative = 0
+            rows: list[tuple[str, float]] = []
+            for bound, count in zip(bounds, buckets, strict=True):
+                cumulative += count
+                rows.append((bound, cumulative))
+            family.add_metric(labels, rows, total_s)
+        yield family
+
+
+class _MomentCollector(Collector):
+    """Gauges of the moment."""
+
+    def __init__(self, sources: Sources, restarts: Callable[[], int]) -> None:
+        self._sources = sources
+        self._restarts = restarts
+
+    def collect(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily("headrace_requests_running", "Sequences generating tokens", labels=["lane"])
+        waiting = GaugeMetricFamily(
+            "headrace_requests_waiting", "Sequences admitted, without a token yet", labels=["lane"]
+        )
+        for lane, count in sorted(self._sources.lanes().items()):
+            running.add_metric([lane], count.running)
+            waiting.add_metric([lane], count.held + count.waiting)
+        yield running
+        yield waiting
+        up = self._sources.ready() is not None
+        yield GaugeMetricFamily("headrace_engine_up", "1 while the engine is ready", value=float(up))
+        yield CounterMetricFamily(
+            "headrace_engine_restarts", "Times the engine became ready again", value=self._restarts()
+        )
+        load = self._sources.load()
+        if load is not None:
+            yield from _kv(load)
+
+
+def _kv(load: EngineLoad) -> Iterator[Metric]:
+    ratio = load.kv_used_tokens / load.kv_total_tokens if load.kv_total_tokens else 0.0
+    yield GaugeMetricFamily("headrace_kv_used_tokens", "KV cells in use", value=load.kv_used_tokens)
+    yield GaugeMetricFamily("headrace_kv_used_bytes", "Bytes of KV memory in use", value=load.kv_used_bytes)
+    yield GaugeMetricFamily("headrace_kv_used_ratio", "KV cells in use, of all", value=ratio)
+
+
+class Metrics:
+    """Every metric that headrace exposes, and how requests are recorded in them."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._restarts = 0
+        self._last_ready: Ready | None = None
+        self._itl = _ItlCollector()
+        self.registry.register(self._itl)
+        ProcessCollector(registry=self.registry)
+        Info("headrace_build", "Version of headrace", registry=self.registry).info({"version": version})
+        self._ttft = self._latency("headrace_ttft_seconds", "Request sent to first token")
+        self._tpot = self._latency("headrace_tpot_seconds", "Time per token after the first, per request")
+        self._queue_wait = self._latency("headrace_queue_wait_seconds", "Arrival to the first step")
+        self._e2e = self._latency("headrace_e2e_seconds", "Request sent to last token")
+        self._requests = Counter("headrace_requests", "Requests ended", _LABELS, registry=self.registry)
+        self._prompt_tokens = Counter("headrace_prompt_tokens", "Prompt tokens", ["lane"], registry=self.registry)
+        self._generated = Counter("headrace_generated_tokens", "Tokens generated", ["lane"], registry=self.registry)
+        self._step = Histogram(
+            "headrace_engine_step_seconds",
+            "Duration of one engine step",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def watch(self, sources: Sources) -> None:
+        """Expose gauges read from ``sources`` at every scrape. Call once."""
+        self.registry.register(_MomentCollector(sources, lambda: self._seen_restarts(sources)))
+
+    def request_ended(
+        self,
+        lane: str | None,
+        outcome: str,
+        *,
+        prompt_tokens: int,
+        timing: RequestTiming | None,
+        ended_s: float,
+    ) -> None:
+        """Record one request. ``timing`` is None when it never reached the engine."""
+        label = lane or NO_LANE
+        self._requests.labels(label, outcome).inc()
+        if timing is None:
+            return
+        self._prompt_tokens.labels(label).inc(prompt_tokens)
+        self._generated.labels(label).inc(timing.tokens)
+        self._e2e.labels(label, outcome).observe(ended_s - timing.arrived_s)
+        if timing.ttft_s is not None:
+            self._ttft.labels(label, outcome).observe(timing.ttft_s)
+        if timing.tpot_s is not None:
+            self._tpot.labels(label, outcome).observe(timing.tpot_s)
+        if timing.queue_wait_s is not None:
+            self._queue_wait.labels(label, outcome).observe(timing.queue_wait_s)
+        if timing.gap_count:
+            self._itl.add(label, outcome, timing)
+
+    def step_ended(self, load: EngineLoad) -> None:
+        """Record one engine step."""
+        self._step.observe(load.step_s)
+
+    def engine_seen(self, ready: Ready | None) -> None:
+        """Note the engine's Ready; a new one after an older one is a restart."""
+        if ready is None or ready is self._last_ready:
+            return
+        if self._last_ready is not None:
+            self._restarts += 1
+        self._last_ready = ready
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def _seen_restarts(self, sources: Sources) -> int:
+        self.engine_seen(sources.ready())
+        return self._restarts
+
+    def _latency(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, _LABELS, buckets=_LATENCY_BUCKETS_S, registry=self.registry)
