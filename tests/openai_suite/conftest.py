@@ -1,9 +1,7 @@
-"""A running headrace for client tests: scripted, or the command in ``HEADRACE_SUITE_COMMAND``."""
+"""A running headrace for client tests: once with the scripted engine, once with the real model."""
 
 from __future__ import annotations
 
-import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -31,10 +29,17 @@ class RunningServer:
     store: Path
 
 
-@pytest.fixture(scope="session")
-def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """``HEADRACE_SUITE_COMMAND`` (such as ``headrace serve``) is called with ``--config FILE``; without it the
-    scripted server runs."""
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param([sys.executable, str(SERVER_SCRIPT)], id="scripted"),
+        pytest.param([sys.executable, "-m", "headrace", "serve"], id="real", marks=pytest.mark.model),
+    ],
+)
+def running_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A server process, started with ``--config FILE``."""
     folder = tmp_path_factory.mktemp("running_server")
     port = _free_port()
     store = folder / "store"
@@ -42,13 +47,13 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
     settings = {
         "model": {"aliases": ALIASES},
         "server": {"port": port, "store_dir": str(store), "allow_model_delete": True},
+        # Those tests give no limit, and a small model talks on: an operator's default keeps them short.
+        "lanes": {"interactive": {"default_max_tokens": 32}},
     }
     file.write_text(yaml.safe_dump(settings))
-    command = os.environ.get("HEADRACE_SUITE_COMMAND")
-    start = shlex.split(command) if command else [sys.executable, str(SERVER_SCRIPT)]
     log = folder / "server.log"
     with log.open("wb") as output:
-        process = subprocess.Popen([*start, "--config", str(file)], stdout=output, stderr=output)
+        process = subprocess.Popen([*request.param, "--config", str(file)], stdout=output, stderr=output)
     try:
         _wait_ready(f"http://127.0.0.1:{port}", process, log)
         yield RunningServer(f"http://127.0.0.1:{port}/v1", process.pid, store)
