@@ -53,9 +53,7 @@ class BareLoop:
             ends: list[tuple[int, int]] = []
             while pending and batch.size + len(prompts[pending[0]]) <= STEP_TOKENS:
                 stream = pending.pop(0)
-                ends.append(
-                    (stream, batch.add_chunk(prompts[stream], 0, stream, last_output=True, all_outputs=False))
-                )
+                ends.append((stream, batch.add_chunk(prompts[stream], 0, stream, last_output=True, all_outputs=False)))
             context.decode()
             for stream, index in ends:
                 current[stream] = int(context.logits(index).argmax())

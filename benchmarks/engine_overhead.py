@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from harness import BareProcess, Spread, headrace_server, report, served_tokens_per_s
-
-from bare_loop import prompt_text
+from benchmarks.bare_loop import prompt_text
+from benchmarks.harness import BareProcess, Spread, headrace_server, report, served_tokens_per_s
 from headrace.engines.llama.threads import usable_cores
 from headrace.models.store import resolve
 
@@ -51,9 +50,7 @@ def main() -> None:
                         theirs.append(pair[0])
                         ours.append(pair[1])
                 ratio = Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
-                rows.append(
-                    [str(streams), Spread.of(ours).text(), Spread.of(theirs).text(), ratio.text(3), ">= 0.95"]
-                )
+                rows.append([str(streams), Spread.of(ours).text(), Spread.of(theirs).text(), ratio.text(3), ">= 0.95"])
                 data.append(
                     {
                         "streams": streams,
@@ -68,7 +65,7 @@ def main() -> None:
     rows.append(["time to ready, s", f"{ready_s:.2f}", "", "", "< 5"])
     report(
         "engine_overhead",
-        f"python benchmarks/engine_overhead.py --rounds {options.rounds} --tokens {options.tokens}",
+        f"python -m benchmarks.engine_overhead --rounds {options.rounds} --tokens {options.tokens}",
         ["streams", "headrace tok/s", "bare llama_decode tok/s", "ratio", "target"],
         rows,
         {"streams": data, "ready_s": ready_s},

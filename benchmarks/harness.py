@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
+import selectors
 import signal
 import socket
 import statistics
@@ -105,7 +105,8 @@ class BareProcess:
 
     def __init__(self, model: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "bare_loop.py"), str(model)],
+            [sys.executable, "-m", "benchmarks.bare_loop", str(model)],
+            cwd=HERE.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -135,39 +136,48 @@ class BareProcess:
         self._process.wait()
 
 
-async def stream_once(host: str, port: int, body: dict[str, Any], path: str = "/v1/chat/completions") -> int:
-    """One streaming request over a raw socket; returns the completion tokens that the server counted.
+class LeanStream:
+    """One streaming request on a raw socket. Deliberately lean: on two cores whatever the client burns, the
+    server lacks."""
 
-    Deliberately lean: on two cores whatever the client burns, the server lacks.
-    """
-    payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(
-            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    def __init__(self, served: Served, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+        payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        self.socket = socket.create_connection((served.host, served.port))
+        self.socket.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: {served.host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
             + payload
         )
-        tail = b""
-        while data := await reader.read(65536):
-            tail = (tail + data)[-4096:]
-        start = tail.rfind(b'"completion_tokens":')
+        self._tail = b""
+
+    def read(self) -> bool:
+        """Take in what has arrived; False at the end of the stream."""
+        data = self.socket.recv(65536)
+        self._tail = (self._tail + data)[-4096:] if len(data) < 4096 else data[-4096:]
+        return bool(data)
+
+    def completion_tokens(self) -> int:
+        """The tokens that the server counted. Raises RuntimeError when the stream did not end well."""
+        start = self._tail.rfind(b'"completion_tokens":')
         if start < 0:
-            raise RuntimeError(f"no usage at the end of the stream: {tail[-300:]!r}")
-        return int(tail[start + 20 :].split(b",")[0].split(b"}")[0])
-    finally:
-        writer.close()
+            raise RuntimeError(f"no usage at the end of the stream: {self._tail[-300:]!r}")
+        return int(self._tail[start + 20 :].split(b",")[0].split(b"}")[0])
 
 
 def served_tokens_per_s(served: Served, bodies: Sequence[dict[str, Any]]) -> float:
     """Throughput of ``bodies`` sent at once, one stream each."""
-
-    async def run() -> float:
-        started_s = time.perf_counter()
-        counts = await asyncio.gather(*[stream_once(served.host, served.port, body) for body in bodies])
-        return sum(counts) / (time.perf_counter() - started_s)
-
-    return asyncio.run(run())
+    started_s = time.perf_counter()
+    with selectors.DefaultSelector() as selector:
+        streams = [LeanStream(served, body) for body in bodies]
+        for stream in streams:
+            selector.register(stream.socket, selectors.EVENT_READ, stream)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+                    key.data.socket.close()
+    elapsed_s = time.perf_counter() - started_s
+    return sum(stream.completion_tokens() for stream in streams) / elapsed_s
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,7 @@ class Served:
     async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
 
-    async def connect(
-        self, *, receive_buffer: int | None = None
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, *, receive_buffer: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A bare TCP connection to the server."""
         raw = socket.socket()
         if receive_buffer is not None:
@@ -102,7 +100,7 @@ class Served:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let everything run until the condition holds; the test's timeout bounds it."""
-        while not condition():  # noqa: ASYNC110 - conditions are of every kind, an event would serve one
+        while not condition():
             await asyncio.sleep(0)
 
 

@@ -123,9 +123,7 @@ async def test_waiting_and_running_are_told_by_lane(tmp_path: Path) -> None:
     assert 'headrace_requests_waiting{lane="interactive"} 1.0' in text
 
 
-async def test_one_log_line_per_request_without_prompt_or_key(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_log_line_per_request_without_prompt_or_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headrace.access")
     async with serving(tmp_path) as served:
         await served.chat("hidden words", headers={"authorization": "Bearer hidden-key", "x-request-id": "r1"})

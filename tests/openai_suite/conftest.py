@@ -36,9 +36,7 @@ class RunningServer:
         pytest.param([sys.executable, "-m", "headrace", "serve"], id="real", marks=pytest.mark.model),
     ],
 )
-def running_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+def running_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server process, started with ``--config FILE``."""
     folder = tmp_path_factory.mktemp("running_server")
     port = _free_port()

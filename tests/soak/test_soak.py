@@ -97,8 +97,11 @@ async def _slow_reader(served: Served, tally: Tally, random_source: random.Rando
     """Read a few bytes at a time; the answer must still come whole."""
     reader, writer = await asyncio.open_connection(served.host, served.port, limit=256)
     payload = json.dumps({**_body(random_source), "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
-    writer.write(head.encode() + payload)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        + f"Content-Length: {len(payload)}\r\n\r\n".encode()
+        + payload
+    )
     tail, first = b"", b""
     while data := await reader.read(64):
         first = first or data
@@ -151,9 +154,7 @@ async def test_two_minutes_of_hostile_clients_leave_nothing_behind() -> None:
             *[_client(served, 1000 + n, time.monotonic() + DURATION_S / 4, tally) for n in range(CLIENTS)]
         )
         before_bytes = _resident_bytes(served)
-        await asyncio.gather(
-            *[_client(served, n, time.monotonic() + DURATION_S, tally) for n in range(CLIENTS)]
-        )
+        await asyncio.gather(*[_client(served, n, time.monotonic() + DURATION_S, tally) for n in range(CLIENTS)])
         after_bytes = _resident_bytes(served)
         print(f"{dict(tally.counts)}; resident {before_bytes / 1e6:.0f} -> {after_bytes / 1e6:.0f} MB")
 

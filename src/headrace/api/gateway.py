@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -87,9 +87,7 @@ class Gateway:
         if reason is not None:
             raise EngineNotReady("the engine is not ready yet; try again shortly")
 
-    async def admit(
-        self, lane_name: str, lane: Lane, sequences: Sequence[Submit], timing: RequestTiming
-    ) -> Admitted:
+    async def admit(self, lane_name: str, lane: Lane, sequences: Sequence[Submit], timing: RequestTiming) -> Admitted:
         """Admit a request, waiting at the door while its lane is full.
 
         Raises EngineNotReady, or Overloaded with the predicted time until there is room.
@@ -123,19 +121,12 @@ class Gateway:
         if not self._active:
             self._idle.set()
 
-    async def outputs(self, admitted: Admitted) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
+    def outputs(self, admitted: Admitted) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """Run every sequence once and yield ``(sequence index, output)`` as they come.
 
         Closing the iterator aborts what still runs. Raises EngineNotReady or EngineGone.
         """
-        if len(admitted.sequences) == 1:
-            async with aclosing(self._sequence(admitted, 0)) as outputs:
-                async for output in outputs:
-                    yield 0, output
-            return
-        async with aclosing(self._merged(admitted)) as merged:
-            async for item in merged:
-                yield item
+        return self._sequence(admitted, 0) if len(admitted.sequences) == 1 else self._merged(admitted)
 
     async def engine_back(self, admitted: Admitted) -> bool:
         """Wait until the engine is ready again; False when it is not within ``RESTART_WAIT_S``, or when the
@@ -209,10 +200,12 @@ class Gateway:
             if admitted.place is not None and not admitted.place.done():
                 admitted.place.set_result(None)
 
-    async def _sequence(self, admitted: Admitted, index: int) -> AsyncGenerator[SequenceOutput, None]:
-        first = True
-        timing, clock = admitted.timing, self._clock
-        async with aclosing(_as_generator(self._engine.submit(admitted.sequences[index]))) as outputs:
+    async def _sequence(self, admitted: Admitted, index: int) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
+        """One sequence's outputs. An engine that ends them without ``finish`` counts as gone."""
+        timing, clock, engine = admitted.timing, self._clock, self._engine
+        outputs = engine.submit(admitted.sequences[index])
+        first, finished = True, False
+        try:
             async for output in outputs:
                 now_s = clock()
                 timing.output(index, len(output.token_ids), now_s)
@@ -220,14 +213,22 @@ class Gateway:
                     first = False
                     self._ledger.started(admitted.entry, index, now_s)
                     timing.queue_wait_s = output.queue_wait_s
-                load = self._engine.load
-                if load is not None and load is not self._seen_load:
+                load = engine.load
+                if load is not self._seen_load and load is not None:
                     self._seen_load = load
                     self._metrics.step_ended(load)
-                if output.finish is not None:
+                finished = output.finish is not None
+                if finished:
                     self._ledger.ended(admitted.entry, index)
                     self._open_door(admitted.entry.lane)
-                yield output
+                yield index, output
+                if finished:
+                    return
+        finally:
+            close = getattr(outputs, "aclose", None)
+            if close is not None:
+                await close()
+        raise EngineGone("the engine stopped answering")
 
     async def _merged(self, admitted: Admitted) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """Outputs of several sequences in one stream. The queue is bounded: a reader that stops holds the
@@ -237,8 +238,8 @@ class Gateway:
         async def run(index: int) -> None:
             try:
                 async with aclosing(self._sequence(admitted, index)) as outputs:
-                    async for output in outputs:
-                        await queue.put((index, output))
+                    async for item in outputs:
+                        await queue.put(item)
             except Exception as error:
                 await queue.put((index, error))
 
@@ -256,20 +257,3 @@ class Gateway:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _as_generator(outputs: AsyncIterator[SequenceOutput]) -> AsyncGenerator[SequenceOutput, None]:
-    """An engine's iterator with a certain ``aclose``, and an end without ``finish`` turned into EngineGone."""
-    finished = False
-    try:
-        async for output in outputs:
-            finished = output.finish is not None
-            yield output
-            if finished:
-                return
-    finally:
-        close = getattr(outputs, "aclose", None)
-        if close is not None:
-            await close()
-    if not finished:
-        raise EngineGone("the engine stopped answering")

@@ -33,10 +33,12 @@ class LiveConfig:
 
 
 def served_model_names(config: Config) -> tuple[str, ...]:
-    """Names that clients may use for the model: its own first, then the aliases."""
+    """Names that clients may use for the model: its own first, then its aliases, then those that lanes are
+    recognised by."""
     source = config.model.source
     name = config.model.name or (PurePath(source).stem if source.lower().endswith(".gguf") else source)
-    return (name, *(alias for alias in config.model.aliases if alias != name))
+    by_lane = (alias for lane in config.lanes.values() for alias in lane.match.model_aliases)
+    return tuple(dict.fromkeys((name, *config.model.aliases, *by_lane)))
 
 
 def without_alias(config: Config, alias: str) -> Config:

@@ -14,9 +14,7 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
     if not metadata:
         return
     if len(metadata) > MAX_PAIRS:
-        raise RequestError(
-            f"metadata holds {len(metadata)} pairs; at most {MAX_PAIRS} are allowed", param="metadata"
-        )
+        raise RequestError(f"metadata holds {len(metadata)} pairs; at most {MAX_PAIRS} are allowed", param="metadata")
     for key, value in metadata.items():
         if len(key) > MAX_KEY_CHARACTERS or len(value) > MAX_VALUE_CHARACTERS:
             raise RequestError(

@@ -157,8 +157,7 @@ def _output_tokens(deps: Deps, lane: Lane, prompt: Prompt, requested: int | None
     room = context - tokens
     if room < 0 or (room == 0 and requested != 0):
         raise ContextTooLong(
-            f"the prompt has {tokens} tokens; the context of this model holds {context}, prompt and answer"
-            " together",
+            f"the prompt has {tokens} tokens; the context of this model holds {context}, prompt and answer together",
             param=param,
         )
     if requested is None and lane.default_max_tokens is None and lane.max_tokens is None:

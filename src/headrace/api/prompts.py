@@ -90,9 +90,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _template_message(message: Message, where: str) -> dict[str, Any]:
     if message.role not in ROLES:
         shown = message.role[:40]
-        raise RequestError(
-            f"{where}.role {shown!r} is unknown; use one of {', '.join(ROLES)}", param=f"{where}.role"
-        )
+        raise RequestError(f"{where}.role {shown!r} is unknown; use one of {', '.join(ROLES)}", param=f"{where}.role")
     rendered: dict[str, Any] = {
         # Open models' templates know no developer role; it means what system meant before.
         "role": "system" if message.role == "developer" else message.role,

@@ -139,9 +139,7 @@ def _stop_token_ids(ids: list[int] | None, tokenizer: Tokenizer) -> tuple[int, .
 def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> dict[int, float]:
     """Token ids to biases. A key that is no integer is text, all of whose tokens are biased."""
     if len(bias) > MAX_LOGIT_BIASES:
-        raise RequestError(
-            f"logit_bias takes at most {MAX_LOGIT_BIASES} entries, not {len(bias)}", param="logit_bias"
-        )
+        raise RequestError(f"logit_bias takes at most {MAX_LOGIT_BIASES} entries, not {len(bias)}", param="logit_bias")
     biases: dict[int, float] = {}
     for key, value in bias.items():
         if not -100.0 <= value <= 100.0:

@@ -21,7 +21,7 @@ from headrace.cli.model import shown_progress
 from headrace.cli.ready_report import ready_lines
 from headrace.config.load import LoadedConfig, load_with_origins
 from headrace.config.schema import Config
-from headrace.errors import ConfigError, EngineError
+from headrace.errors import ConfigError
 from headrace.lanes.feasibility import report
 from headrace.messages.engine import Ready, Start
 from headrace.models import store
@@ -56,10 +56,12 @@ class ServeOptions:
 @click.command()
 @click.option("--config", "config_path", metavar="FILE", help="Configuration file (default: ./headrace.yaml if there).")
 @click.option("--model", metavar="NAME|PATH.gguf", help="Model to serve: a name from 'headrace model list' or a GGUF.")
-@click.option("--host", metavar="ADDRESS", help="Address to listen on (default 127.0.0.1).")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on (default 8000; 0: any free one).")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on [8000; 0: any free one].")
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least level to log (default info)."
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Least level to log [info].",
 )
 def serve(
     config_path: str | None, model: str | None, host: str | None, port: int | None, log_level: str | None

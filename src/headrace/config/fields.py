@@ -122,9 +122,7 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "stall_timeout_s": _seconds(
                 "An engine with work that reports no step for this long is taken for hung and restarted."
             ),
-            "self_measure": Note(
-                "Whether to measure this machine at start and say which lane targets it can meet."
-            ),
+            "self_measure": Note("Whether to measure this machine at start and say which lane targets it can meet."),
         },
         BandConfig: {
             "max_context_tokens": _tokens("The longest sequence (prompt and output) of the band.", minimum=16),

@@ -111,9 +111,7 @@ def _lanes(config: Config) -> Iterator[Problem]:
 
 def _lane_limits(where: str, lane: Lane) -> Iterator[Problem]:
     if lane.max_tokens is not None and (lane.default_max_tokens or 0) > lane.max_tokens:
-        yield Problem(
-            f"{where}.default_max_tokens", f"{lane.default_max_tokens} is above max_tokens {lane.max_tokens}"
-        )
+        yield Problem(f"{where}.default_max_tokens", f"{lane.default_max_tokens} is above max_tokens {lane.max_tokens}")
     over = lane.match.prompt_tokens_over
     if over is not None and lane.max_prompt_tokens is not None and lane.max_prompt_tokens <= over:
         yield Problem(

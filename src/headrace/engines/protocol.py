@@ -37,7 +37,8 @@ class Engine(Protocol):
         """Run one sequence; yields outputs until one has ``finish`` set.
 
         Raises EngineNotReady before any output when the engine is not ready, EngineGone when it dies on the
-        way. Closing the iterator early (``aclose``) aborts the sequence.
+        way, EngineError when its id is live. Closing the iterator early (``aclose``) aborts the sequence; its
+        id stays live until the engine has ended it.
         """
 
     def abort(self, request_id: str) -> None:

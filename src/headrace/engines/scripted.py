@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, Final
 
 from headrace.engines.protocol import Engine
-from headrace.errors import EngineGone, EngineNotReady, RequestError
+from headrace.errors import EngineError, EngineGone, EngineNotReady, RequestError
 from headrace.messages.engine import (
     BandPlan,
     EngineLoad,
@@ -209,7 +209,7 @@ class ScriptedEngine(Engine):
         if self._ready is None:
             raise EngineNotReady("the scripted engine is not ready")
         if request.request_id in self._live:
-            raise ValueError(f"request id {request.request_id} is live already")
+            raise EngineError(f"request id {request.request_id} is already live")
         self.submitted.append(request)
         sequence = _Sequence(request, self._script(request))
         self._live[request.request_id] = sequence
@@ -224,7 +224,8 @@ class ScriptedEngine(Engine):
                 if output.finish is not None:
                     return
         finally:
-            self.abort(request.request_id)
+            if self._live.get(request.request_id) is sequence:
+                self.abort(request.request_id)
 
     def abort(self, request_id: str) -> None:
         sequence = self._live.get(request_id)

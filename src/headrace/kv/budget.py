@@ -13,7 +13,9 @@ from headrace.errors import ConfigError
 from headrace.scheduling.bands import Band
 
 F16_BYTES = 2
-MIN_CONTEXT_TOKENS = 256
+ALLOCATION_TOKENS = 256
+"""libllama rounds the cells of a stream up to a multiple of this."""
+MIN_CONTEXT_TOKENS = ALLOCATION_TOKENS
 
 
 def kv_bytes_per_token(
@@ -39,13 +41,15 @@ class BandBudget:
 
     def band_bytes(self, index: int) -> int:
         """KV bytes of one band's context."""
-        band = self.bands[index]
-        return band.max_context_tokens * band.max_sequences * self.bytes_per_token
+        return _band_tokens(self.bands[index]) * self.bytes_per_token
 
 
-def fit_bands(
-    wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, context_train_tokens: int
-) -> BandBudget:
+def _band_tokens(band: Band) -> int:
+    """KV cells that libllama allocates for a band."""
+    return -(-band.max_context_tokens // ALLOCATION_TOKENS) * ALLOCATION_TOKENS * band.max_sequences
+
+
+def fit_bands(wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, context_train_tokens: int) -> BandBudget:
     """The wanted bands, cut to the model's trained context and to the budget.
 
     Bands beyond the model's context are dropped and the last one ends at it. While the sum is over budget,
@@ -62,7 +66,7 @@ def fit_bands(
     start = list(bands)
 
     def size(band: Band) -> int:
-        return band.max_context_tokens * band.max_sequences * bytes_per_token
+        return _band_tokens(band) * bytes_per_token
 
     while sum(map(size, bands)) > budget_bytes:
         shrinkable = [i for i, band in enumerate(bands) if band.max_sequences > 1]
@@ -80,6 +84,7 @@ def fit_bands(
                     f"at least {MIN_CONTEXT_TOKENS} are needed",
                     where="engine.memory_budget_bytes",
                 )
+            tokens -= tokens % ALLOCATION_TOKENS
             reductions.append(f"context cut from {bands[0].max_context_tokens} to {tokens} tokens")
             bands[0] = Band(tokens, 1)
     for before, after in zip(start, bands, strict=False):

@@ -83,11 +83,18 @@ class Abort(Struct, frozen=True, tag="abort"):
 
 
 class Knobs(Struct, frozen=True, tag="knobs", omit_defaults=True):
-    """Values that may change while running; None leaves a value as it is."""
+    """Values that may change while running; None leaves a value as it is. Raises ValueError for a value
+    below 1: an engine could compute nothing with it."""
 
     step_tokens: int | None = None
     prefill_chunk_tokens: int | None = None
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 class Snapshot(Struct, frozen=True, tag="snapshot"):

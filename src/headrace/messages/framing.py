@@ -36,6 +36,12 @@ class FrameBuffer:
 
         Raises EngineError when a length is beyond ``MAX_FRAME_BYTES``: the stream is out of step.
         """
+        if not self._data and len(data) >= _HEADER.size:
+            # Nearly every read is exactly one frame: no copy into the buffer and out again.
+            (length,) = _HEADER.unpack_from(data)
+            if len(data) == _HEADER.size + length and length <= MAX_FRAME_BYTES:
+                yield data[_HEADER.size :]
+                return
         self._data += data
         while len(self._data) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._data)
@@ -53,7 +59,7 @@ def decode_for_engine(body: bytes) -> GatewayMessage:
     """A frame body that the gateway sent. Raises EngineError when it is not a known message."""
     try:
         return _gateway_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineError(f"unreadable message from the gateway: {error}") from error
 
 
@@ -61,5 +67,5 @@ def decode_for_gateway(body: bytes) -> EngineMessage:
     """A frame body that the engine sent. Raises EngineError when it is not a known message."""
     try:
         return _engine_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineError(f"unreadable message from the engine: {error}") from error

@@ -33,9 +33,7 @@ def convert(source: Path, target: Path, quantisation: str) -> None:
     require_libllama()
     ftype = FTYPES[quantisation]
     command = [sys.executable, "-m", "headrace.models.convert", str(source), str(target), str(ftype)]
-    child = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-    )
+    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if child.returncode == 0:
         return
     lines = [line for line in child.stderr.splitlines() if line.strip()]

@@ -24,9 +24,7 @@ def check_gguf(path: Path) -> None:
     if header[:4] != MAGIC:
         raise ModelError(f"{path} is not a GGUF file (it does not begin with the letters GGUF)")
     if len(header) < _HEADER_BYTES:
-        raise ModelError(
-            f"{path} is cut off: a GGUF header has {_HEADER_BYTES} bytes, this has {len(header)}"
-        )
+        raise ModelError(f"{path} is cut off: a GGUF header has {_HEADER_BYTES} bytes, this has {len(header)}")
     version = struct.unpack_from("<I", header, 4)[0]
     if version not in SUPPORTED_VERSIONS:
         known = " and ".join(map(str, SUPPORTED_VERSIONS))

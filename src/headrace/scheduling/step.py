@@ -148,9 +148,7 @@ def _admit(state: SchedulerState, free: list[int]) -> tuple[tuple[Admission, ...
     admitted: list[SequenceState] = []
     closed: set[int] = set()
     for sequence in sorted(state.waiting, key=urgency):
-        band = first_band(
-            sequence.prompt_tokens, sequence.limit_tokens, state.bands, state.limits.band_margin_tokens
-        )
+        band = first_band(sequence.prompt_tokens, sequence.limit_tokens, state.bands, state.limits.band_margin_tokens)
         if band is None or band in closed:
             continue
         if free[band] == 0:

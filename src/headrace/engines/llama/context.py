@@ -18,6 +18,7 @@ MICRO_BATCH_TOKENS = 512
 PROMPT_OUTPUT_CHUNK_TOKENS = 64
 """Chunk limit of a sequence that wants logits at every prompt position (echo with logprobs): the logits
 buffer grows to the largest step and is never given back."""
+_MAX_VIEWS = 4096
 
 
 class Batch:
@@ -34,9 +35,9 @@ class Batch:
         self._outputs: npt.NDArray[np.int8] = np.zeros(capacity, np.int8)
         self._one: npt.NDArray[np.int32] = np.ones(capacity, np.int32)
         base = self._streams.ctypes.data
-        self._stream_pointers: npt.NDArray[np.uint64] = np.arange(capacity, dtype=np.uint64) * np.uint64(
-            4
-        ) + np.uint64(base)
+        self._stream_pointers: npt.NDArray[np.uint64] = np.arange(capacity, dtype=np.uint64) * np.uint64(4) + np.uint64(
+            base
+        )
         self.native = api.llama_batch()
 
         def pointer(name: str, array: npt.NDArray[Any]) -> None:
@@ -64,9 +65,7 @@ class Batch:
         self.size = index + 1
         return index
 
-    def add_chunk(
-        self, tokens: list[int], position: int, stream: int, *, last_output: bool, all_outputs: bool
-    ) -> int:
+    def add_chunk(self, tokens: list[int], position: int, stream: int, *, last_output: bool, all_outputs: bool) -> int:
         """Add consecutive tokens of one stream; logits of the last one or of all if asked. Returns the index
         of the chunk's last token."""
         start, end = self.size, self.size + len(tokens)
@@ -108,6 +107,8 @@ class Context:
                 f"libllama cannot create a context of {band.max_sequences} x {band.max_context_tokens} tokens: "
                 f"{library.recent_log() or 'no reason given'}"
             )
+        self._logits_address = library.address_of_logits()
+        self._views: dict[int, Logits] = {}
         self._memory = self._api.llama_get_memory(self.handle)
         self._threads = threads
         self.batch = Batch(self._api, params.n_batch)
@@ -137,11 +138,15 @@ class Context:
     def logits(self, index: int) -> Logits:
         """Logits of batch entry ``index`` of the last call: a view of shape (vocab_size,), valid until the
         next call."""
-        pointer = self._api.llama_get_logits_ith(self.handle, index)
-        address = self._library.address(pointer)
+        address = self._logits_address(self.handle, index)
         if not address:
             raise EngineError(f"libllama has no logits for batch entry {index}")
-        return logits_at(address, self._vocab_size)
+        view = self._views.get(address)
+        if view is None:
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()  # libllama moved its buffer: the old rows are of no use
+            view = self._views[address] = logits_at(address, self._vocab_size)
+        return view
 
     def clear_stream(self, stream: int) -> None:
         """Forget everything a stream holds."""

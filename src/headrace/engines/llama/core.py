@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from headrace.engines.llama.weights import Weights
     from headrace.kv.budget import BandBudget
 
+LOAD_REPORT_INTERVAL_S = 0.05
+
 
 class EngineCore:
     """Sequences over banded contexts. Not thread-safe: one thread owns it."""
@@ -62,6 +64,9 @@ class EngineCore:
         self._waiting: dict[str, LiveSequence] = {}
         self._running: dict[str, LiveSequence] = {}
         self._ended: list[SequenceOutput] = []
+        self._reported_counts = (-1, -1)
+        self._reported_s = 0.0
+        self._total_tokens = sum(band.max_context_tokens * band.max_sequences for band in budget.bands)
         self._end_tokens = vocabulary.end_tokens()
         self._step_tokens_capacity = limits.step_tokens
         self._max_context_tokens = budget.bands[-1].max_context_tokens
@@ -79,9 +84,6 @@ class EngineCore:
     def set_threads(self, threads: int) -> None:
         """Compute with ``threads`` threads from the next step on."""
         self._threads = threads
-        for context in self._contexts:
-            if context is not None:
-                context.set_threads(threads)
 
     def set_limits(self, limits: StepLimits) -> None:
         """New live limits, cut to what the contexts were created for."""
@@ -110,9 +112,7 @@ class EngineCore:
         prompt = len(request.prompt_tokens)
         problem = self._refusal(request)
         if problem is not None:
-            self._ended.append(
-                SequenceOutput(request.request_id, finish="error", error=problem, prompt_tokens=prompt)
-            )
+            self._ended.append(SequenceOutput(request.request_id, finish="error", error=problem, prompt_tokens=prompt))
             return
         if request.max_tokens == 0 and request.sampling.prompt_logprobs is None:
             self._ended.append(SequenceOutput(request.request_id, finish="length", prompt_tokens=prompt))
@@ -157,7 +157,15 @@ class EngineCore:
         self._apply_moves(plan, started_s, outputs)
         self._compute(plan, outputs)
         ended_s = self._clock()
-        return StepOutput(outputs, ended_s, self._load(plan, ended_s - started_s))
+        return StepOutput(outputs, ended_s, self._changed_load(plan, started_s, ended_s))
+
+    def _changed_load(self, plan: StepPlan, started_s: float, ended_s: float) -> EngineLoad | None:
+        """A load report when sequences came or went, or the last one is old; None else, to keep steps short."""
+        counts = (len(self._running), len(self._waiting))
+        if counts == self._reported_counts and ended_s - self._reported_s < LOAD_REPORT_INTERVAL_S:
+            return None
+        self._reported_counts, self._reported_s = counts, ended_s
+        return self._load(plan, ended_s - started_s)
 
     def _scheduler_state(self, now_s: float) -> SchedulerState:
         return SchedulerState(
@@ -247,6 +255,7 @@ class EngineCore:
                     all_outputs=sequence.request.sampling.prompt_logprobs is not None,
                 )
             )
+        context.set_threads(self._threads)
         context.decode()
         for (_, sequence, count), index in zip(items, last_index, strict=True):
             if sequence.request.sampling.prompt_logprobs is not None:
@@ -303,14 +312,13 @@ class EngineCore:
     def _load(self, plan: StepPlan, step_s: float) -> EngineLoad:
         per_token = self._budget.bytes_per_token
         used = sum([s.state.computed_tokens for s in self._running.values()])
-        total = sum([b.max_context_tokens * b.max_sequences for b in self._bands])
         return EngineLoad(
             running=len(self._running),
             waiting=len(self._waiting),
             kv_used_tokens=used,
-            kv_total_tokens=total,
+            kv_total_tokens=self._total_tokens,
             kv_used_bytes=used * per_token,
-            kv_total_bytes=total * per_token,
+            kv_total_bytes=self._total_tokens * per_token,
             waiting_prefill_tokens=sum([s.state.pending_tokens for s in self._waiting.values()]),
             step_s=step_s,
             decode_tokens=len(plan.decode),
@@ -353,10 +361,7 @@ class EngineCore:
             context = self._contexts[slot.band]
             held = context.stream_tokens(slot.stream) if context is not None else 0
             if held != sequence.state.computed_tokens:
-                return (
-                    f"{sequence.request_id}: {sequence.state.computed_tokens} tokens computed, "
-                    f"libllama holds {held}"
-                )
+                return f"{sequence.request_id}: {sequence.state.computed_tokens} tokens computed, libllama holds {held}"
         for band, context in enumerate(self._contexts):
             if context is None:
                 continue

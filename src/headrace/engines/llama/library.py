@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import ModelError
@@ -39,9 +40,11 @@ class Library:
         info: bytes = self.api.llama_print_system_info()
         return info.decode("utf-8", "replace")
 
-    def address(self, pointer: Any) -> int:
-        """The numeric address of a ctypes pointer."""
-        return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+    def address_of_logits(self) -> Callable[[Any, int], int | None]:
+        """``llama_get_logits_ith`` as a function that returns a plain address (None for no logits). The
+        bindings' own returns a ctypes pointer, whose conversion costs more than the call."""
+        prototype = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+        return prototype(("llama_get_logits_ith", self.api._lib))
 
 
 def load() -> Library:

@@ -60,9 +60,7 @@ class LiveSequence:
     def close(self) -> None:
         self.sampler.close()
 
-    def accept(
-        self, token: int, logits: Logits, vocabulary: Vocabulary, end_tokens: frozenset[int]
-    ) -> SequenceOutput:
+    def accept(self, token: int, logits: Logits, vocabulary: Vocabulary, end_tokens: frozenset[int]) -> SequenceOutput:
         """Take the sampled ``token`` in and say what can be sent for it."""
         sampling = self.request.sampling
         self.tokens.append(token)

@@ -15,9 +15,7 @@ _DECODE_STEPS = 16
 _REPEATS = 3
 
 
-def measure(
-    context: Context, vocab_size: int, *, clock: Callable[[], float] = time.perf_counter
-) -> SelfMeasurement:
+def measure(context: Context, vocab_size: int, *, clock: Callable[[], float] = time.perf_counter) -> SelfMeasurement:
     """Time a short and a long prefill and single-stream decode steps on an idle, empty context.
 
     The two prefills give a line, duration = overhead + tokens / rate. Takes well under a second for a small
@@ -31,12 +29,7 @@ def measure(
     long_s = _timed_prefill(context, long_tokens, vocab_size, clock)
     steps_s: list[float] = []
     for step in range(_DECODE_STEPS):
-        started_s = clock()
-        context.batch.clear()
-        context.batch.add_one(step % vocab_size, long_tokens + step, 0)
-        context.decode()
-        context.logits(0)
-        steps_s.append(clock() - started_s)
+        steps_s.append(_timed_decode(context, long_tokens + step, clock))
     decode_s = statistics.median(steps_s)
     context.clear_stream(0)
     slope_s = max(1e-9, (long_s - short_s) / max(1, long_tokens - _SHORT_TOKENS))
@@ -45,6 +38,15 @@ def measure(
         decode_tokens_per_s=1 / decode_s,
         step_overhead_s=max(0.0, short_s - slope_s * _SHORT_TOKENS),
     )
+
+
+def _timed_decode(context: Context, position: int, clock: Callable[[], float]) -> float:
+    started_s = clock()
+    context.batch.clear()
+    context.batch.add_one(position % 256, position, 0)
+    context.decode()
+    context.logits(0)
+    return clock() - started_s
 
 
 def _timed_prefill(context: Context, count: int, vocab_size: int, clock: Callable[[], float]) -> float:

@@ -168,9 +168,7 @@ class EngineLoop:
         self._core.set_limits(
             StepLimits(
                 knobs.step_tokens if knobs.step_tokens is not None else limits.step_tokens,
-                knobs.prefill_chunk_tokens
-                if knobs.prefill_chunk_tokens is not None
-                else limits.prefill_chunk_tokens,
+                knobs.prefill_chunk_tokens if knobs.prefill_chunk_tokens is not None else limits.prefill_chunk_tokens,
                 limits.band_margin_tokens,
             )
         )

@@ -15,6 +15,9 @@ from headrace.messages.engine import SamplingParams, TokenLogprob
 
 Logits = npt.NDArray[np.float32]
 
+GREEDY_BELOW_TEMPERATURE = 1e-5
+"""A logit divided by less leaves single precision, and what is drawn then is no longer the likeliest."""
+
 
 def fold_seed(seed: int | None, *, draw: Callable[[int], bytes] = os.urandom) -> int:
     """A 32-bit seed for libllama from any integer; a random one for None. Never the value that libllama
@@ -63,7 +66,7 @@ def _build_chain(api: Any, params: SamplingParams, vocab_size: int, context_toke
                 params.presence_penalty,
             )
         )
-    if params.temperature == 0:
+    if params.temperature < GREEDY_BELOW_TEMPERATURE:
         if not stages:
             return None
         stages.append(api.llama_sampler_init_greedy())

@@ -51,9 +51,7 @@ class Vocabulary:
         count = self._api.llama_tokenize(self._vocab, data, len(data), tokens, capacity, add_special, parse_special)
         if count < 0:
             tokens = (self._api.llama_token * -count)()
-            count = self._api.llama_tokenize(
-                self._vocab, data, len(data), tokens, -count, add_special, parse_special
-            )
+            count = self._api.llama_tokenize(self._vocab, data, len(data), tokens, -count, add_special, parse_special)
             if count < 0:
                 raise RequestError(f"the text of {len(data)} bytes cannot be tokenized")
         return list(tokens[:count])
