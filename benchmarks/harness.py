@@ -103,14 +103,14 @@ def _ready(port: int) -> bool:
 class BareProcess:
     """The bare loop in a process of its own."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.bare_loop", str(model)],
             cwd=HERE.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **(environment or {})},
         )
         self._answer()
 

@@ -23,6 +23,11 @@ def ready_lines(ready: Ready) -> list[str]:
         f"{band.kv_bytes / _MIB:.0f} MiB{'' if band.created else ' (allocated when first needed)'}"
         for band in ready.bands
     ]
+    if ready.relief_kv_bytes:
+        lines.append(
+            f"  while other processes keep cores busy: {ready.relief_kv_bytes / _MIB:.0f} MiB more "
+            "(allocated when first needed)"
+        )
     lines += [f"  to fit the budget: {reduction}" for reduction in ready.reductions]
     if ready.measurement is not None:
         lines.append(

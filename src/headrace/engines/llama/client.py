@@ -10,10 +10,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from headrace.engines.llama.output_stream import OutputStream
 from headrace.errors import EngineError, EngineGone, EngineNotReady, ModelError
 from headrace.messages import framing
 from headrace.messages.engine import (
@@ -25,7 +26,6 @@ from headrace.messages.engine import (
     GatewayMessage,
     Knobs,
     Ready,
-    SequenceOutput,
     Shutdown,
     Snapshot,
     Start,
@@ -100,7 +100,7 @@ class LlamaEngine:
         self._connection: _Connection | None = None
         self._ready: Ready | None = None
         self._load: EngineLoad | None = None
-        self._streams: dict[str, asyncio.Queue[SequenceOutput | EngineError]] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._snapshots: dict[int, asyncio.Future[EngineSnapshot]] = {}
         self._next_ask = 0
         self._arrival: asyncio.Future[Ready] | None = None
@@ -134,8 +134,11 @@ class LlamaEngine:
 
     async def _launch(self) -> Ready:
         """Start one process and wait until it is ready. Raises ModelError, EngineError."""
-        ours, theirs = socket.socketpair()
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise EngineError(f"no socket for the engine process: {error}") from error
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -149,6 +152,9 @@ class LlamaEngine:
         except OSError as error:
             ours.close()
             raise EngineError(f"the engine process cannot be started: {error}") from error
+        except asyncio.CancelledError:
+            ours.close()  # a process that was started all the same ends with it
+            raise
         finally:
             theirs.close()
         loop = asyncio.get_running_loop()
@@ -179,9 +185,11 @@ class LlamaEngine:
                     self._load = message.load
                 streams = self._streams
                 for output in message.outputs:
-                    queue = streams.get(output.request_id)
-                    if queue is not None:
-                        queue.put_nowait(output)
+                    # The last output ends the id's life in the engine, however late its reader comes.
+                    take = streams.get if output.finish is None else streams.pop
+                    stream = take(output.request_id, None)
+                    if stream is not None:
+                        stream.push(output)
             case Ready():
                 if self._arrival is not None and not self._arrival.done():
                     self._arrival.set_result(message)
@@ -199,8 +207,9 @@ class LlamaEngine:
         self._ready = None
         self._load = None
         reason = f"the engine process ended while the request ran{f' ({problem})' if problem else ''}"
-        for queue in self._streams.values():
-            queue.put_nowait(EngineGone(reason))
+        for stream in self._streams.values():
+            stream.push(EngineGone(reason))
+        self._streams.clear()
         for future in self._snapshots.values():
             if not future.done():
                 future.set_exception(EngineGone(reason))
@@ -241,7 +250,7 @@ class LlamaEngine:
                 async with asyncio.timeout(max(0.05, min(1.0, self._timeouts.stall_s / 4))):
                     await self._lost.wait()
             silent_s = self._clock() - self._last_heard_s
-            if self._streams and silent_s > self._timeouts.stall_s and self._process is not None:
+            if (self._streams or self._snapshots) and silent_s > self._timeouts.stall_s and self._process is not None:
                 log.error("engine silent for %.0f s with work to do; killing it", silent_s)
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
@@ -258,33 +267,27 @@ class LlamaEngine:
                     process.send_signal(signal.SIGKILL)
             await process.wait()
 
-    def submit(self, request: Submit) -> AsyncIterator[SequenceOutput]:
-        return self._stream(request)
+    def submit(self, request: Submit) -> OutputStream:
+        def begin(stream: OutputStream) -> None:
+            if self._ready is None or self._connection is None:
+                raise EngineNotReady("the engine is not ready")
+            if request.request_id in self._streams:
+                raise EngineError(f"request id {request.request_id} is already live")
+            self._expect_answer()
+            self._streams[request.request_id] = stream
+            self._connection.send(request)
 
-    async def _stream(self, request: Submit) -> AsyncIterator[SequenceOutput]:
-        if self._ready is None or self._connection is None:
-            raise EngineNotReady("the engine is not ready")
-        if request.request_id in self._streams:
-            raise EngineError(f"request id {request.request_id} is already live")
-        if not self._streams:
-            self._last_heard_s = self._clock()  # the silence that counts begins with work
-        queue: asyncio.Queue[SequenceOutput | EngineError] = asyncio.Queue()
-        self._streams[request.request_id] = queue
-        connection = self._connection
-        connection.send(request)
-        finished = False
-        try:
-            while not finished:
-                item = await queue.get()
-                if isinstance(item, EngineError):
-                    finished = True
-                    raise item
-                finished = item.finish is not None
-                yield item
-        finally:
-            self._streams.pop(request.request_id, None)
-            if not finished:
-                connection.send(Abort(request.request_id))
+        def abort(stream: OutputStream) -> None:
+            # Until the engine says that it ended, the id stays taken: its outputs may still be on their way.
+            if self._connection is not None and self._streams.get(request.request_id) is stream:
+                self._connection.send(Abort(request.request_id))
+
+        return OutputStream(begin, abort)
+
+    def _expect_answer(self) -> None:
+        """The silence that counts begins with the first thing asked of an idle engine."""
+        if not self._streams and not self._snapshots:
+            self._last_heard_s = self._clock()
 
     def abort(self, request_id: str) -> None:
         if self._connection is not None and request_id in self._streams:
@@ -293,6 +296,7 @@ class LlamaEngine:
     async def snapshot(self) -> EngineSnapshot:
         if self._ready is None or self._connection is None:
             raise EngineNotReady("the engine is not ready")
+        self._expect_answer()
         self._next_ask += 1
         future: asyncio.Future[EngineSnapshot] = asyncio.get_running_loop().create_future()
         self._snapshots[self._next_ask] = future
@@ -311,12 +315,12 @@ class LlamaEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
             self._supervisor = None
+        self._ready = None
         if self._connection is not None and self._process is not None:
             self._connection.send(Shutdown())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._lost.wait()
-        self._ready = None
         await self._reap()
 
 

@@ -120,6 +120,11 @@ class Context:
             self._api.llama_free(self.handle)
             self.handle = None
 
+    @property
+    def threads(self) -> int:
+        """Threads that the next call computes with."""
+        return self._threads
+
     def set_threads(self, threads: int) -> None:
         """Compute with ``threads`` threads from the next call on."""
         if threads != self._threads:

@@ -69,12 +69,19 @@ class EngineCore:
         self._total_tokens = sum(band.max_context_tokens * band.max_sequences for band in budget.bands)
         self._end_tokens = vocabulary.end_tokens()
         self._step_tokens_capacity = limits.step_tokens
-        self._max_context_tokens = budget.bands[-1].max_context_tokens
+        self.max_context_tokens = budget.bands[-1].max_context_tokens
+        self.one_by_one_limit = 1
+        """With one thread, up to this many decoding sequences are computed one by one (see ``measure``)."""
 
     @property
     def has_work(self) -> bool:
         """True when a step would compute or report something."""
         return bool(self._running or self._waiting or self._ended)
+
+    @property
+    def live_count(self) -> int:
+        """Sequences running or waiting."""
+        return len(self._running) + len(self._waiting)
 
     @property
     def threads(self) -> int:
@@ -118,7 +125,7 @@ class EngineCore:
             self._ended.append(SequenceOutput(request.request_id, finish="length", prompt_tokens=prompt))
             return
         self._waiting[request.request_id] = LiveSequence.start(
-            request, self._library, self._vocabulary, max_context_tokens=self._max_context_tokens
+            request, self._library, self._vocabulary, max_context_tokens=self.max_context_tokens
         )
 
     def _refusal(self, request: Submit) -> str | None:
@@ -126,10 +133,10 @@ class EngineCore:
             return f"request id {request.request_id} is already live"
         if not request.prompt_tokens:
             return "the prompt has no tokens"
-        if len(request.prompt_tokens) >= self._max_context_tokens:
+        if len(request.prompt_tokens) >= self.max_context_tokens:
             return (
                 f"the prompt of {len(request.prompt_tokens)} tokens leaves no room in the context of "
-                f"{self._max_context_tokens}"
+                f"{self.max_context_tokens}"
             )
         size = self._vocabulary.vocab_size
         if not all(0 <= token < size for token in request.prompt_tokens):
@@ -238,6 +245,21 @@ class EngineCore:
     def _compute_band(
         self, context: Context, items: list[tuple[int, LiveSequence, int]], outputs: list[SequenceOutput]
     ) -> None:
+        """A band's part of the step: one decode call, or several where small batches cost more than their
+        sequences one by one."""
+        context.set_threads(self._threads)
+        if self._threads == 1 and 1 < sum([count == 1 for _, _, count in items]) <= self.one_by_one_limit:
+            for item in items:
+                if item[2] == 1:
+                    self._call(context, [item], outputs)
+            items = [item for item in items if item[2] > 1]
+            if not items:
+                return
+        self._call(context, items, outputs)
+
+    def _call(
+        self, context: Context, items: list[tuple[int, LiveSequence, int]], outputs: list[SequenceOutput]
+    ) -> None:
         batch = context.batch
         batch.clear()
         last_index: list[int] = []
@@ -255,7 +277,6 @@ class EngineCore:
                     all_outputs=sequence.request.sampling.prompt_logprobs is not None,
                 )
             )
-        context.set_threads(self._threads)
         context.decode()
         for (_, sequence, count), index in zip(items, last_index, strict=True):
             if sequence.request.sampling.prompt_logprobs is not None:

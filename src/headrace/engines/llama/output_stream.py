@@ -56,6 +56,9 @@ class OutputStream:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
+            except asyncio.CancelledError:
+                await self.aclose()  # as an async generator would: nobody may be left who could
+                raise
             finally:
                 self._waiter = None
         item = self._items.popleft()
