@@ -51,9 +51,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.entries: list[Entry] = []
         self.now_s = 0.0
 
-    @rule(
-        lane=st.sampled_from("ab"), prompts=st.lists(st.integers(1, 99), min_size=1, max_size=3), held=st.booleans()
-    )
+    @rule(lane=st.sampled_from("ab"), prompts=st.lists(st.integers(1, 99), min_size=1, max_size=3), held=st.booleans())
     def admit(self, lane: str, prompts: list[int], held: bool) -> None:
         self.now_s += 1
         self.entries.append(self.ledger.admit(lane, tuple(prompts), held=held, now_s=self.now_s))

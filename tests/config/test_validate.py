@@ -99,9 +99,7 @@ def test_ranges_hold_both_ends_unless_said(note: Note, inside: list[float], outs
             "lanes.a.match.path_prefixes: path prefix /realtime is already lane realtime's",
         ),
         (
-            with_lanes(
-                a=Lane(match=LaneMatch(model_aliases=("m",))), b=Lane(match=LaneMatch(model_aliases=("m",)))
-            ),
+            with_lanes(a=Lane(match=LaneMatch(model_aliases=("m",))), b=Lane(match=LaneMatch(model_aliases=("m",)))),
             "lanes.b.match.model_aliases: model alias m is already lane a's",
         ),
         (

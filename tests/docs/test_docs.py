@@ -42,9 +42,7 @@ def test_a_block_marked_run_runs(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", marked("server"), ids=lambda block: block.id)
-def test_a_block_marked_server_runs_against_one(
-    block: Block, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_block_marked_server_runs_against_one(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     try:
         server = request.getfixturevalue("headrace_server")
     except pytest.FixtureLookupError:

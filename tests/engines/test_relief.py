@@ -1,139 +1,176 @@
-"""The relief core: which sequences it gets, and that they come out as from the main core."""
+"""The relief core: sequences that it takes get their whole answer, and its thread ends cleanly."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engines.llama.channel import GatewayGone
 from headrace.engines.llama.core import EngineCore
-from headrace.engines.llama.relief import Relief, prefer_relief
+from headrace.engines.llama.relief import RELIEF_SPEED, Relief, prefer_relief
 from headrace.errors import EngineError
 from headrace.kv.budget import BandBudget
 from headrace.messages.engine import StepOutput
 from headrace.scheduling.bands import Band
 from headrace.scheduling.step import DecodeFirst, StepLimits
-from tests.engines.harness import GREEDY, Model, Results, engine_core, request, run
+from tests.engines.harness import DEFAULT_LIMITS, Model, Reference, Results, request
 
 BAND = Band(256, 4)
-FOREVER_S = 60.0
-
-
-class Bench:
-    """A relief over the synthetic model, its outputs in a queue."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self.sent: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
-        self.relief = Relief(self._make_core, self.sent.put)
-        self.relief.prepare()
-        while not self.relief.takes(request("probe", [1], max_tokens=1), 99, True):
-            pass  # until its thread has made the core; the test's time limit is the bound
-
-    def _make_core(self) -> EngineCore:
-        budget = BandBudget((BAND,), self._model.weights.kv_bytes_per_token(), 1 << 30, ())
-        model = self._model
-        core = EngineCore(
-            model.library, model.weights, model.vocabulary, budget, DecodeFirst(), limits=StepLimits(), threads=1
-        )
-        core.context(0)
-        return core
-
-    def results(self, count: int) -> Results:
-        """Take outputs in until ``count`` sequences have ended."""
-        results = Results()
-        while sum(result.finish is not None for result in results.values()) < count:
-            results.take(self.sent.get(timeout=FOREVER_S))
-        return results
+TIMEOUT_S = 20.0
 
 
 @pytest.fixture
-def bench(tiny: Model) -> Iterator[Bench]:
-    made = Bench(tiny)
-    yield made
-    made.relief.stop()
+def make_core(tiny: Model) -> Iterator[Callable[[], EngineCore]]:
+    """Makes cores; those that a test leaves open are closed."""
+    cores: list[EngineCore] = []
+
+    def make() -> EngineCore:
+        budget = BandBudget((BAND,), tiny.weights.kv_bytes_per_token(), 1 << 30, ())
+        core = EngineCore(
+            tiny.library, tiny.weights, tiny.vocabulary, budget, DecodeFirst(), limits=DEFAULT_LIMITS, threads=1
+        )
+        cores.append(core)
+        return core
+
+    yield make
+    for core in cores:
+        core.close()
 
 
-@given(st.integers(0, 40))
-def test_sequences_are_shared_in_the_ratio_of_the_two_speeds(count: int) -> None:
-    """Sent one by one, the relief at half the speed ends up with a third of them, give or take one."""
-    core = relief = 0
-    for _ in range(count):
-        if prefer_relief(core, relief, 0.5):
-            relief += 1
-        else:
-            core += 1
-    assert abs(relief - count / 3) <= 1
+class Outbox:
+    """What the relief sends, for the test's thread to read."""
+
+    def __init__(self) -> None:
+        self._steps: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        self.results = Results()
+
+    def send(self, output: StepOutput) -> None:
+        self._steps.put(output)
+
+    def read_until(self, done: Callable[[Results], bool]) -> Results:
+        while not done(self.results):
+            self.results.take(self._steps.get(timeout=TIMEOUT_S))
+        return self.results
 
 
-def test_the_relief_computes_what_the_main_core_computes(bench: Bench, tiny: Model) -> None:
-    """Same prompts, same greedy tokens."""
-    requests = [request(f"r{n}", tiny.tokens("the mill " * (n + 1)), max_tokens=12) for n in range(6)]
-    with engine_core(tiny, BAND) as core:
-        expected = run(core, requests)
-    for one in requests:
-        bench.relief.submit(one)
-    results = bench.results(len(requests))
-    assert {name: result.tokens for name, result in results.items()} == {
-        name: result.tokens for name, result in expected.items()
-    }
+def wait_until_made(relief: Relief) -> None:
+    """The core is made on the relief's thread; an inspection waits for it."""
+    relief.prepare()
+    while relief.inspect() is None:
+        assert relief._thread is not None and relief._thread.is_alive()
 
 
-def test_only_a_crowded_engine_gives_the_relief_work_and_only_what_stays_in_its_band(bench: Bench) -> None:
-    """It cannot promote: a sequence without a limit, or with one beyond its band, is not for it."""
-    fits = request("a", [1] * 100, max_tokens=156)
-    assert bench.relief.takes(fits, 9, True)
-    assert not bench.relief.takes(fits, 9, False)
-    assert not bench.relief.takes(fits, 1, True)  # the main core is faster still
-    assert not bench.relief.takes(request("b", [1] * 100, max_tokens=157), 9, True)
-    assert not bench.relief.takes(request("c", [1] * 100, max_tokens=None), 9, True)
+@given(st.integers(0, 200), st.integers(0, 200), st.floats(0.1, 1.0))
+def test_a_sequence_goes_where_its_share_is_larger(core_live: int, relief_live: int, speed: float) -> None:
+    """One more sequence on the core gets 1/(n+1) of its speed, on the relief ``speed``/(m+1)."""
+    assert prefer_relief(core_live, relief_live, speed) == (core_live + 1 > (relief_live + 1) / speed)
 
 
-def test_an_abort_reaches_the_relief_and_frees_the_sequence(bench: Bench) -> None:
-    """The aborted one ends with ``abort``, the accounts are clean, the other goes on to its end."""
-    bench.relief.submit(request("gone", [1, 2, 3], max_tokens=200, sampling=GREEDY))
-    bench.relief.submit(request("kept", [1, 2, 3], max_tokens=30, sampling=GREEDY))
-    bench.relief.abort("gone")
-    results = bench.results(2)
-    assert results["gone"].finish == "abort"
-    assert results["kept"].finish == "length"
-    seen = bench.relief.inspect()
-    assert seen is not None and seen.integrity is None and not seen.sequences
+def test_the_first_sequences_stay_on_the_core() -> None:
+    """At half the speed the relief is worth it from the third sequence on."""
+    placed = {"core": 0, "relief": 0}
+    order = []
+    for _ in range(9):
+        where = "relief" if prefer_relief(placed["core"], placed["relief"], RELIEF_SPEED) else "core"
+        placed[where] += 1
+        order.append(where)
+    assert order[:2] == ["core", "core"] and placed == {"core": 6, "relief": 3}
 
 
-def test_stopping_ends_what_still_runs(tiny: Model) -> None:
-    """Everything live ends with ``abort`` and the thread is over."""
-    bench = Bench(tiny)
-    bench.relief.submit(request("running", [1, 2, 3], max_tokens=250, sampling=GREEDY))
-    bench.relief.stop()
-    assert bench.results(1)["running"].finish in ("abort", "length")
-    assert bench.relief.inspect() is None
+def test_it_answers_what_it_takes_and_frees_what_is_aborted(
+    make_core: Callable[[], EngineCore], tiny: Model, tiny_reference: Reference
+) -> None:
+    """On its own thread, with the same text as the reference; afterwards it is empty and sound."""
+    outbox = Outbox()
+    relief = Relief(make_core, outbox.send)
+    assert relief.inspect() is None and relief.live_count == 0
+    wait_until_made(relief)
+    prompt = tiny.tokens("the river")
+    expected, _ = tiny_reference.greedy(prompt, 12, frozenset())
+    relief.submit(request("kept", prompt, max_tokens=12))
+    relief.submit(request("dropped", prompt, max_tokens=200))
+    outbox.read_until(lambda results: "dropped" in results)
+    relief.abort("dropped")
+    results = outbox.read_until(lambda r: len(r) == 2 and all(one.finish is not None for one in r.values()))
+    assert results["kept"].finish == "length" and results["kept"].tokens == expected
+    assert results["dropped"].finish == "abort"
+    seen = relief.inspect()
+    assert seen is not None and seen.sequences == [] and seen.integrity is None
+    assert relief.live_count == 0
+    relief.stop()
 
 
-def test_without_memory_for_it_there_is_no_relief() -> None:
-    """Its context cannot be created: the engine goes on without, and asks it for nothing."""
+def test_stopping_ends_its_sequences_with_abort(make_core: Callable[[], EngineCore]) -> None:
+    """And its thread; nobody waits for a thread that never was."""
+    outbox = Outbox()
+    relief = Relief(make_core, outbox.send)
+    wait_until_made(relief)
+    for number in range(6):
+        relief.submit(request(f"r{number}", [3] * 5, max_tokens=240))
+    outbox.read_until(lambda results: bool(results))
+    relief.stop()
+    results = outbox.read_until(lambda r: len(r) == 6 and all(one.finish is not None for one in r.values()))
+    assert {one.finish for one in results.values()} == {"abort"}
+    assert relief.inspect() is None
+    Relief(make_core, outbox.send).stop()
+
+
+def test_it_takes_only_while_crowded_and_only_what_fits_for_good(make_core: Callable[[], EngineCore]) -> None:
+    """Its sequences cannot be promoted, so prompt and output must fit its band."""
+    relief = Relief(make_core, Outbox().send)
+    fitting = request("r", [3] * 56, max_tokens=200)
+    assert not relief.takes(fitting, 8, True), "no core yet"
+    wait_until_made(relief)
+    assert relief.takes(fitting, 8, True)
+    assert not relief.takes(fitting, 8, False)
+    assert not relief.takes(fitting, 0, True)
+    assert not relief.takes(request("r", [3] * 57, max_tokens=200), 8, True)
+    assert not relief.takes(request("r", [3], max_tokens=None), 8, True)
+    relief.stop()
+    assert not relief.takes(fitting, 8, True), "nobody would answer"
+
+
+def test_without_memory_there_is_no_relief() -> None:
+    """The engine goes on without; nothing waits for it."""
 
     def no_memory() -> EngineCore:
-        raise EngineError("no memory")
+        raise EngineError("libllama cannot create a context")
 
-    relief = Relief(no_memory, lambda output: None)
+    relief = Relief(no_memory, Outbox().send)
     relief.prepare()
+    relief.set_limits(StepLimits(8, 8))
     relief.stop()
-    assert not relief.takes(request("a", [1], max_tokens=1), 99, True)
-    assert relief.live_count == 0
+    assert relief.inspect() is None and not relief.takes(request("r", [3], max_tokens=1), 9, True)
 
 
-def test_computed_one_by_one_or_together_the_tokens_are_the_same(tiny: Model) -> None:
-    """``one_by_one_limit`` changes how a step is cut into calls, not what comes out."""
-    requests = [request(f"r{n}", tiny.tokens("stone " * (n + 1)), max_tokens=10) for n in range(4)]
-    with engine_core(tiny, BAND) as core:
-        together = run(core, requests)
-    with engine_core(tiny, BAND) as core:
-        core.one_by_one_limit = 8
-        apart = run(core, {n: [one] for n, one in enumerate(requests)})
-    assert {name: result.tokens for name, result in apart.items()} == {
-        name: result.tokens for name, result in together.items()
-    }
+def test_when_the_gateway_is_gone_an_inspection_does_not_hang(make_core: Callable[[], EngineCore]) -> None:
+    """The thread may end between the question and the answer."""
+
+    stepped, asked = threading.Event(), threading.Event()
+
+    class Inbox(queue.SimpleQueue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            super().put(item, block, timeout)
+            if isinstance(item, Future):
+                asked.set()
+
+    def gone(_: StepOutput) -> None:
+        stepped.set()
+        assert asked.wait(TIMEOUT_S)
+        raise GatewayGone
+
+    relief = Relief(make_core, gone)
+    relief._inbox = Inbox()
+    wait_until_made(relief)
+    asked.clear()
+    relief.submit(request("r", [3] * 5, max_tokens=5))
+    assert stepped.wait(TIMEOUT_S)
+    assert relief.inspect() is None
+    relief.stop()

@@ -132,9 +132,7 @@ def test_of_two_pulls_at_once_one_does_the_work(tiny_spec: ModelSpec) -> None:
     assert paths["first"] == paths["second"]
 
 
-def test_missing_bindings_are_named_before_the_download(
-    tiny_spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_bindings_are_named_before_the_download(tiny_spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     seen: list[PullProgress] = []
     with pytest.raises(ModelError, match=r"pip install 'headrace\[llama\]'"):

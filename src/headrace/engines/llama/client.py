@@ -260,12 +260,13 @@ class LlamaEngine:
         if self._connection is not None and self._connection.transport is not None:
             self._connection.transport.abort()
         self._connection = None
-        process, self._process = self._process, None
+        process = self._process
         if process is not None:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGKILL)
             await process.wait()
+            self._process = None  # not before: whoever is cancelled while waiting leaves it to the next
 
     def submit(self, request: Submit) -> OutputStream:
         def begin(stream: OutputStream) -> None:

@@ -9,6 +9,7 @@ should finish them first; a sequence stays where it began.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -26,6 +27,7 @@ from headrace.scheduling.step import StepLimits
 
 log = logging.getLogger(__name__)
 
+_LOOK_AGAIN_S = 0.1
 RELIEF_SPEED = 0.5
 """The relief's speed against the core's: a thread beside one busy neighbour gets half a core."""
 
@@ -102,7 +104,10 @@ class Relief:
             return None
         answer: Future[Inspection] = Future()
         self._inbox.put(answer)
-        return answer.result()
+        while self._thread is not None and self._thread.is_alive():
+            with contextlib.suppress(TimeoutError):
+                return answer.result(timeout=_LOOK_AGAIN_S)
+        return None  # the thread ended between the question and the answer
 
     def stop(self) -> None:
         """End every sequence and the thread; returns when it is over."""

@@ -1,0 +1,233 @@
+"""Driving an ``EngineCore`` step by step, and the yardstick: a plain loop over libllama."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engines.llama.core import EngineCore
+from headrace.engines.llama.library import Library
+from headrace.engines.llama.vocabulary import Vocabulary
+from headrace.engines.llama.weights import Weights
+from headrace.kv.budget import fit_bands
+from headrace.messages.engine import FinishReason, SamplingParams, SequenceOutput, StepOutput, Submit, TokenLogprob
+from headrace.scheduling.bands import Band
+from headrace.scheduling.step import DecodeFirst, StepLimits
+
+LogProbs = npt.NDArray[np.float64]
+
+GREEDY = SamplingParams(temperature=0.0)
+THREADS = 1
+"""The same for engine and reference, since libllama splits some sums over its threads; one, because two that
+spin for each other make tests a hundred times slower while something else uses the machine."""
+DEFAULT_LIMITS = StepLimits()
+CROWD = 4
+"""Sequences in the reference's batches where it computes one in company."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded GGUF."""
+
+    library: Library
+    weights: Weights
+    vocabulary: Vocabulary
+
+    def chat(self, question: str) -> list[int]:
+        """Prompt tokens of a question, through the model's own chat template."""
+        text = self.vocabulary.render_chat([{"role": "user", "content": question}])
+        return self.vocabulary.encode(text, add_special=False, parse_special=True)
+
+    def tokens(self, text: str) -> list[int]:
+        """Plain text as tokens."""
+        return self.vocabulary.encode(text, add_special=False, parse_special=False)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as text."""
+        return self.vocabulary.decode(tokens)
+
+
+@dataclass
+class Result:
+    """Everything that came out for one request."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    outputs: list[SequenceOutput] = field(default_factory=list)
+
+    def add(self, output: SequenceOutput) -> None:
+        """Take one more output in; nothing may come after the one with ``finish``."""
+        assert self.finish is None, f"{output} after {self.finish}"
+        self.outputs.append(output)
+        self.text += output.text
+        self.tokens += output.token_ids
+        self.logprobs += output.logprobs or []
+        if output.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, "prompt log-probabilities come once"
+            self.prompt_logprobs = output.prompt_logprobs
+        self.finish, self.stop_reason, self.error = output.finish, output.stop_reason, output.error
+
+
+class Results(dict[str, Result]):
+    """Results by request id, filled from step outputs."""
+
+    def take(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            self.setdefault(output.request_id, Result()).add(output)
+
+
+@contextlib.contextmanager
+def engine_core(
+    model: Model, *bands: Band, limits: StepLimits = DEFAULT_LIMITS, threads: int = THREADS
+) -> Iterator[EngineCore]:
+    """A core over ``bands``, closed at the end."""
+    budget = fit_bands(bands, model.weights.kv_bytes_per_token(), 1 << 34, 1 << 20)
+    core = EngineCore(
+        model.library, model.weights, model.vocabulary, budget, DecodeFirst(), limits=limits, threads=threads
+    )
+    try:
+        yield core
+    finally:
+        core.close()
+
+
+def request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int | None = 16,
+    sampling: SamplingParams = GREEDY,
+    priority: int = 0,
+    arrived_s: float = 0.0,
+) -> Submit:
+    """A request with what a test does not care about filled in."""
+    return Submit(request_id, list(prompt), sampling, "interactive", priority, max_tokens, None, arrived_s)
+
+
+def run(
+    core: EngineCore,
+    arrivals: Mapping[int, Sequence[Submit]] | Sequence[Submit],
+    *,
+    each_step: Callable[[int, StepOutput], None] = lambda number, output: None,
+    most_steps: int = 5000,
+) -> Results:
+    """Run to the end. ``arrivals`` are requests by the number of the step before which they come."""
+    todo = dict(arrivals) if isinstance(arrivals, Mapping) else {0: arrivals}
+    results = Results()
+    number = 0
+    while todo or core.has_work:
+        for submit in todo.pop(number, ()):
+            core.submit(submit)
+        output = core.step()
+        results.take(output)
+        each_step(number, output)
+        number += 1
+        assert number < most_steps, f"no end after {most_steps} steps; alive: {core.live_ids()}"
+    return results
+
+
+def run_one(core: EngineCore, submit: Submit) -> Result:
+    """The result of one request alone."""
+    return run(core, [submit])[submit.request_id]
+
+
+def log_softmax(logits: npt.NDArray[Any]) -> LogProbs:
+    """Natural-log probabilities in double precision."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float64)
+
+
+class Reference:
+    """The yardstick: libllama's own calls, one sequence, nothing of headrace's engine in it."""
+
+    def __init__(self, model: Model, context_tokens: int) -> None:
+        self._api = model.library.api
+        self._vocab_size = model.weights.vocab_size
+        self._alone = self._new_context(model, context_tokens, 1)
+        self._crowded = self._new_context(model, context_tokens, CROWD)
+        self._batch = self._api.llama_batch_init(512, 0, 1)
+
+    def _new_context(self, model: Model, context_tokens: int, streams: int) -> Any:
+        params = self._api.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = context_tokens * streams, streams
+        params.n_batch = params.n_ubatch = 512
+        params.n_threads = params.n_threads_batch = THREADS
+        params.kv_unified = False
+        context = self._api.llama_init_from_model(model.weights.handle, params)
+        assert context
+        return context
+
+    def close(self) -> None:
+        """Free everything."""
+        self._api.llama_batch_free(self._batch)
+        self._api.llama_free(self._alone)
+        self._api.llama_free(self._crowded)
+
+    def _decode(
+        self, context: Any, tokens: Sequence[int], position: int, others: Sequence[int] = ()
+    ) -> list[npt.NDArray[np.float32]]:
+        """Logits after each of ``tokens``, computed in one call with one token each for further streams."""
+        entries = [(token, position + index, 0) for index, token in enumerate(tokens)]
+        entries += [(token, position, stream) for stream, token in enumerate(others, start=1)]
+        batch = self._batch
+        batch.n_tokens = len(entries)
+        for i, (token, at, stream) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, at, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, stream
+        assert self._api.llama_decode(context, batch) == 0
+        return [
+            np.ctypeslib.as_array(self._api.llama_get_logits_ith(context, i), (self._vocab_size,)).copy()
+            for i in range(len(tokens))
+        ]
+
+    def _forget(self, context: Any) -> None:
+        self._api.llama_memory_clear(self._api.llama_get_memory(context), True)
+
+    def logits(self, tokens: Sequence[int], calls: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+        """Logits after every token, shape (tokens, vocabulary). ``calls`` are the numbers of tokens of the
+        first calls; after them, one token a call."""
+        self._forget(self._alone)
+        rows: list[npt.NDArray[np.float32]] = []
+        for size in [*calls, *[1] * len(tokens)]:
+            if len(rows) < len(tokens):
+                rows += self._decode(self._alone, tokens[len(rows) : len(rows) + size], len(rows))
+        return np.stack(rows)
+
+    def log_probs(self, tokens: Sequence[int], calls: Sequence[int] = ()) -> LogProbs:
+        """Log-probabilities after every token; arguments as for ``logits``."""
+        return np.stack([log_softmax(row) for row in self.logits(tokens, calls)])
+
+    def log_probs_in_company(self, tokens: Sequence[int], prompt_tokens: int) -> LogProbs:
+        """The same with the first ``prompt_tokens`` in one call, and from there on token by token in a batch
+        with sequences of other tokens."""
+        self._forget(self._crowded)
+        rows = self._decode(self._crowded, tokens[:prompt_tokens], 0)
+        for position in range(prompt_tokens, len(tokens)):
+            others = [tokens[(position + stream) % len(tokens)] for stream in range(1, CROWD)]
+            rows += self._decode(self._crowded, [tokens[position]], position, others)
+        return np.stack([log_softmax(row) for row in rows])
+
+    def greedy(self, prompt: Sequence[int], count: int, end_tokens: frozenset[int]) -> tuple[list[int], LogProbs]:
+        """``count`` greedy tokens, token by token from an empty context (fewer when one of ``end_tokens``
+        comes), and the distribution that each was chosen from."""
+        self._forget(self._alone)
+        for position, token in enumerate(prompt):
+            (row,) = self._decode(self._alone, [token], position)
+        tokens: list[int] = []
+        rows: list[LogProbs] = []
+        while True:
+            rows.append(log_softmax(row))
+            tokens.append(int(row.argmax()))
+            if len(tokens) == count or tokens[-1] in end_tokens:
+                return tokens, np.stack(rows)
+            (row,) = self._decode(self._alone, [tokens[-1]], len(prompt) + len(tokens) - 1)
