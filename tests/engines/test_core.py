@@ -311,6 +311,23 @@ def test_a_failed_call_ends_the_sequences_in_it_and_nobody_else(
     assert run_one(core, request("again", [5] * 4, max_tokens=10)).tokens == expected
 
 
+def test_where_sequences_are_computed_one_by_one_a_failed_call_ends_one(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call of a single sequence fails: the others of its band have their own calls in the same step."""
+    core.one_by_one_limit = 4
+    for n in range(3):
+        core.submit(request(f"r{n}", [5 + n] * 4, max_tokens=8))
+    results = Results()
+    results.take(core.step())
+    raise_once(core, monkeypatch, 0)
+    while core.has_work:
+        results.take(core.step())
+        assert core.check_integrity() is None
+    assert [results[f"r{n}"].finish for n in range(3)] == ["error", "length", "length"]
+    assert [len(results[f"r{n}"].tokens) for n in range(3)] == [1, 8, 8]
+
+
 def test_a_band_whose_context_cannot_be_created_fails_only_those_that_need_it(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -312,6 +312,7 @@ def test_every_sequence_is_fed_its_own_tokens_and_answered_from_its_own_logits(
     fed: dict[str, list[tuple[int, int]]] = {}
     answered: dict[str, list[LogProbs]] = {}
     for call, call_rows in zip(recorder.calls, rows, strict=True):
+        assert call.streams == sorted(call.streams), "libllama batches only consecutive streams"
         for i, owner in enumerate(call.owners):
             assert owner is not None
             fed.setdefault(owner, []).append((call.positions[i], call.tokens[i]))

@@ -40,3 +40,4 @@ def test_the_margin_counts_but_not_beyond_the_limit() -> None:
     assert first_band(2047, 2047, BANDS, 256) == 0
     assert first_band(2048, 2048, BANDS, 256) == 1
     assert first_band(16383, 16384, BANDS, 256) == 2
+    assert first_band(16384, 16384, BANDS, 256) is None

@@ -227,9 +227,11 @@ class EngineCore:
         for band, items in work.items():
             items.sort(key=lambda item: item[0])
             try:
-                self._compute_band(self.context(band), items, outputs)
+                context = self.context(band)
             except EngineError as error:
                 self._fail([sequence for _, sequence, _ in items], error, outputs)
+            else:
+                self._compute_band(context, items, outputs)
 
     def _add_chunk(self, work: dict[int, list[tuple[int, LiveSequence, int]]], chunk: PrefillChunk) -> None:
         self._add_work(work, chunk.request_id, chunk.tokens)
@@ -251,11 +253,20 @@ class EngineCore:
         if self._threads == 1 and 1 < sum([count == 1 for _, _, count in items]) <= self.one_by_one_limit:
             for item in items:
                 if item[2] == 1:
-                    self._call(context, [item], outputs)
+                    self._try_call(context, [item], outputs)
             items = [item for item in items if item[2] > 1]
             if not items:
                 return
-        self._call(context, items, outputs)
+        self._try_call(context, items, outputs)
+
+    def _try_call(
+        self, context: Context, items: list[tuple[int, LiveSequence, int]], outputs: list[SequenceOutput]
+    ) -> None:
+        """One decode call; when it fails, the sequences in it end, and no others."""
+        try:
+            self._call(context, items, outputs)
+        except EngineError as error:
+            self._fail([sequence for _, sequence, _ in items], error, outputs)
 
     def _call(
         self, context: Context, items: list[tuple[int, LiveSequence, int]], outputs: list[SequenceOutput]
