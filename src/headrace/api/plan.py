@@ -76,11 +76,13 @@ async def make_plan(
     sampling = sampling_params(request, deps.tokenizer)
     max_tokens = requested_max_tokens(request)
     n, best_of = choice_counts(request)
+    ready = deps.engine.ready
+    limit_tokens = None if ready is None else ready.model.max_context_tokens
     if isinstance(request, ChatRequest):
-        prompts = [await chat_prompt(request, deps.tokenizer)]
+        prompts = [await chat_prompt(request, deps.tokenizer, limit_tokens)]
         answer_id = f"chatcmpl-{deps.new_id()}"
     else:
-        prompts = await completion_prompts(request, deps.tokenizer, config.server.max_choices)
+        prompts = await completion_prompts(request, deps.tokenizer, config.server.max_choices, limit_tokens)
         answer_id = f"cmpl-{deps.new_id()}"
         max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
     if len(prompts) * best_of > config.server.max_choices:

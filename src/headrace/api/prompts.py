@@ -9,10 +9,11 @@ from typing import Any, Final, TypeVar
 
 from headrace.api.wire import ChatRequest, CompletionRequest, ContentPart, Message, TokenizeRequest
 from headrace.engines.protocol import Tokenizer
-from headrace.errors import RequestError
+from headrace.errors import ContextTooLong, RequestError
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _THREAD_ABOVE_CHARACTERS: Final = 16 * 1024
+_ROLE_MARK_CHARACTERS: Final = 32
 
 Result = TypeVar("Result")
 
@@ -25,8 +26,13 @@ class Prompt:
     text: str | None = None
 
 
-async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer) -> Prompt:
-    """The chat template's prompt for the messages. Raises RequestError for what cannot be rendered."""
+async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, limit_tokens: int | None = None) -> Prompt:
+    """The chat template's prompt for the messages. Raises RequestError for what cannot be rendered, and
+    ContextTooLong early when it has more than ``limit_tokens``."""
+    if limit_tokens is not None and len(request.messages) > limit_tokens:
+        raise ContextTooLong(
+            f"{len(request.messages)} messages cannot fit a context of {limit_tokens} tokens", param="messages"
+        )
     messages = template_messages(request.messages)
     tools = request.tools if request.tools and request.tool_choice != "none" else None
 
@@ -39,18 +45,22 @@ async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer) -> Prompt:
             template_kwargs=request.chat_template_kwargs,
         )
         # The template writes BOS and the control tokens itself.
-        return Prompt(tokenizer.encode(text, add_special=False, parse_special=True))
+        tokens = tokenizer.encode(text, add_special=False, parse_special=True, limit_tokens=limit_tokens)
+        return Prompt(tokens)
 
-    return await _in_thread_if_long(sum(len(message["content"]) for message in messages), work)
+    return await _in_thread_if_long(_characters(messages), work)
 
 
-async def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer, max_prompts: int) -> list[Prompt]:
-    """One Prompt per prompt of a text completion. Raises RequestError (empty, unknown token id, mixed)."""
+async def completion_prompts(
+    request: CompletionRequest, tokenizer: Tokenizer, max_prompts: int, limit_tokens: int | None = None
+) -> list[Prompt]:
+    """One Prompt per prompt of a text completion. Raises RequestError (empty, unknown token id, mixed), and
+    ContextTooLong early when one has more than ``limit_tokens``."""
     prompts = _split_prompt(request.prompt, max_prompts)
     echo = bool(request.echo)
 
     def work() -> list[Prompt]:
-        return [_completion_prompt(prompt, tokenizer, echo=echo) for prompt in prompts]
+        return [_completion_prompt(prompt, tokenizer, limit_tokens, echo=echo) for prompt in prompts]
 
     return await _in_thread_if_long(sum(map(len, prompts)), work)
 
@@ -77,7 +87,7 @@ async def tokenize_request(request: TokenizeRequest, tokenizer: Tokenizer) -> li
         )
         return tokenizer.encode(rendered, add_special=bool(request.add_special_tokens), parse_special=True)
 
-    return await _in_thread_if_long(sum(len(message["content"]) for message in messages), work)
+    return await _in_thread_if_long(_characters(messages), work)
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -147,9 +157,16 @@ def _split_prompt(prompt: str | list[str | int | list[int]], max_prompts: int) -
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def _completion_prompt(prompt: str | list[int], tokenizer: Tokenizer, *, echo: bool) -> Prompt:
+def _characters(messages: Sequence[dict[str, Any]]) -> int:
+    """About how long the rendered messages are, role marks included."""
+    return sum(len(message["content"]) + _ROLE_MARK_CHARACTERS for message in messages)
+
+
+def _completion_prompt(
+    prompt: str | list[int], tokenizer: Tokenizer, limit_tokens: int | None, *, echo: bool
+) -> Prompt:
     if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        tokens = tokenizer.encode(prompt, add_special=True, parse_special=True, limit_tokens=limit_tokens)
         text = prompt if echo else None
     else:
         tokens = prompt

@@ -88,7 +88,7 @@ def _top_p(value: float | None) -> float:
 
 def _top_k(value: int | None) -> int:
     # -1 is how other servers write "keep all".
-    return 0 if value is None or value == -1 else int_within("top_k", value, 0, _MAX_TOKENS)
+    return 0 if value is None or value == -1 else int_within("top_k", value, -1, _MAX_TOKENS)
 
 
 def _repetition_penalty(value: float | None) -> float:

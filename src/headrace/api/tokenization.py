@@ -18,6 +18,9 @@ from headrace.api.prompts import tokenize_request
 from headrace.api.reply import send_json
 from headrace.api.sampling import int_within
 from headrace.api.wire import DetokenizeRequest, TokenizeRequest
+from headrace.errors import RequestError
+
+MAX_DETOKENIZE_TOKENS = 1 << 18  # a long context's worth; checking more would hold up running streams
 
 
 class Tokenization:
@@ -56,6 +59,10 @@ class Tokenization:
         request, exchange.ignored = decode(body, DetokenizeRequest, config.server.unsupported_params)
         if request.model is not None:
             resolve_model(config, request.model)
+        if len(request.tokens) > MAX_DETOKENIZE_TOKENS:
+            raise RequestError(
+                f"{len(request.tokens)} tokens are more than the limit of {MAX_DETOKENIZE_TOKENS}", param="tokens"
+            )
         for token in request.tokens:
             int_within("tokens", token, 0, deps.tokenizer.vocab_size - 1)
         text = await asyncio.to_thread(deps.tokenizer.decode, request.tokens)

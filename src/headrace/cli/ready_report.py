@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.messages.engine import Ready
 
 _MIB = 1024 * 1024
+_NOTABLE_CORES = 0.3
 
 
 def ready_lines(ready: Ready) -> list[str]:
@@ -23,11 +24,6 @@ def ready_lines(ready: Ready) -> list[str]:
         f"{band.kv_bytes / _MIB:.0f} MiB{'' if band.created else ' (allocated when first needed)'}"
         for band in ready.bands
     ]
-    if ready.relief_kv_bytes:
-        lines.append(
-            f"  while other processes keep cores busy: {ready.relief_kv_bytes / _MIB:.0f} MiB more "
-            "(allocated when first needed)"
-        )
     lines += [f"  to fit the budget: {reduction}" for reduction in ready.reductions]
     if ready.measurement is not None:
         lines.append(
@@ -35,6 +31,11 @@ def ready_lines(ready: Ready) -> list[str]:
             f"{ready.measurement.prefill_tokens_per_s:.0f} tokens/s, single-stream decode "
             f"{ready.measurement.decode_tokens_per_s:.0f} tokens/s"
         )
+        if ready.other_cores > _NOTABLE_CORES:
+            lines.append(
+                f"  other processes used {ready.other_cores:.1f} cores meanwhile: these figures and the lane targets "
+                "below are what they left"
+            )
     if "SSE3 = 1" in ready.processor and "AVX2 = 1" not in ready.processor:
         lines.append("libllama was built without AVX2 and will be slow: run 'make clean setup'")
     return lines

@@ -31,7 +31,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = 4 * 1024 * 1024
     body_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0

@@ -60,9 +60,12 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool, parse_special: bool, limit_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of ``text``; with ``add_special`` the model's BOS/EOS rule applies, with
-        ``parse_special`` the text forms of control tokens are recognised."""
+        ``parse_special`` the text forms of control tokens are recognised. Raises ContextTooLong as soon as it
+        is certain that there are more than ``limit_tokens``, without computing the rest."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD. Raises RequestError for an id outside the vocab."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, Final
 
 from headrace.engines.protocol import Engine
-from headrace.errors import EngineError, EngineGone, EngineNotReady, RequestError
+from headrace.errors import ContextTooLong, EngineError, EngineGone, EngineNotReady, RequestError
 from headrace.messages.engine import (
     BandPlan,
     EngineLoad,
@@ -56,7 +56,11 @@ class ScriptedTokenizer:
     def vocab_size(self) -> int:
         return VOCAB_SIZE
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool, parse_special: bool, limit_tokens: int | None = None
+    ) -> list[int]:
+        if limit_tokens is not None and len(text) > limit_tokens * len(_EOS_TEXT):
+            raise ContextTooLong(f"the prompt has more than the {limit_tokens} tokens that the context holds")
         if not parse_special or _EOS_TEXT not in text:
             return list(text.encode())
         tokens: list[int] = []

@@ -203,7 +203,7 @@ class SelfMeasurement(Struct, frozen=True):
 class Ready(Struct, frozen=True, tag="ready"):
     """The engine serves from now on. ``reductions`` says in words what had to give way to the memory budget,
     ``processor`` what the build of libllama uses of the processor,
-    ``relief_kv_bytes`` what the relief core takes once a busy neighbour makes it necessary (0: it cannot)."""
+    ``other_cores`` how many cores other processes used while it started."""
 
     model: ModelInfo
     bands: list[BandPlan]
@@ -212,7 +212,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     measurement: SelfMeasurement | None
     reductions: list[str] = []
     processor: str = ""
-    relief_kv_bytes: int = 0
+    other_cores: float = 0.0
 
 
 class EngineSnapshot(Struct, frozen=True, tag="engine_snapshot"):

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from headrace.engines.llama.output_stream import OutputStream
 from headrace.errors import EngineError, EngineGone, EngineNotReady, ModelError
 from headrace.messages import framing
@@ -99,6 +101,7 @@ class LlamaEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._ready: Ready | None = None
+        self._ready_before: Ready | None = None
         self._load: EngineLoad | None = None
         self._streams: dict[str, OutputStream] = {}
         self._snapshots: dict[int, asyncio.Future[EngineSnapshot]] = {}
@@ -165,7 +168,9 @@ class LlamaEngine:
             lambda: _Connection(self._on_message, self._on_lost), sock=ours
         )
         self._connection = connection
-        connection.send(self._start)
+        # A restart has no time for measuring: requests wait for it.
+        again = self._ready_before is not None
+        connection.send(msgspec.structs.replace(self._start, self_measure=False) if again else self._start)
         try:
             async with asyncio.timeout(self._timeouts.start_s):
                 ready = await self._arrival
@@ -174,7 +179,7 @@ class LlamaEngine:
                 f"the engine was not ready within {self._timeouts.start_s:g} s (engine.start_timeout_s)"
             ) from error
         self._last_heard_s = self._clock()
-        self._ready = ready
+        self._ready = self._ready_before = ready
         return ready
 
     def _on_message(self, message: EngineMessage) -> None:

@@ -7,7 +7,6 @@ import time
 
 from headrace.engines.llama.build import Engine
 from headrace.engines.llama.channel import Channel
-from headrace.engines.llama.relief import Relief, combined
 from headrace.engines.llama.threads import CpuReader, ThreadState, check_threads, decide, usable_cores
 from headrace.errors import EngineError
 from headrace.messages.engine import (
@@ -25,48 +24,36 @@ from headrace.scheduling.step import StepLimits
 
 class EngineLoop:
     """Serves until the gateway ends it. While a neighbour keeps cores busy, the core computes with fewer
-    threads and shares its sequences with the relief core."""
+    threads."""
 
     def __init__(self, engine: Engine, channel: Channel, *, fixed_threads: bool) -> None:
         self._core = engine.core
         self._channel = channel
-        self._max_threads = engine.core.threads
+        self._max_threads = engine.max_threads
         self._fixed_threads = fixed_threads
         self._cores = usable_cores()
         self._thread_state = ThreadState(engine.core.threads)
         self._cpu = CpuReader(os.getppid(), time.monotonic())
-        self._relief = Relief(engine.make_relief, channel.send) if engine.make_relief is not None else None
 
     def run(self) -> None:
         """Serve until told to shut down. Raises GatewayGone, EngineError."""
         while True:
             for message in self._channel.receive(wait=not self._core.has_work):
                 if isinstance(message, Shutdown):
-                    self._shut_down()
+                    self._core.abort_all()
+                    self._channel.send(self._core.step())
                     return
                 self._handle(message)
             self._follow_neighbours()
             if self._core.has_work:
-                output = self._core.step()
-                self._channel.send(output if self._relief is None else self._relief.with_both_loads(output))
-
-    def _shut_down(self) -> None:
-        if self._relief is not None:
-            self._relief.stop()
-        self._core.abort_all()
-        self._channel.send(self._core.step())
+                self._channel.send(self._core.step())
 
     def _handle(self, message: GatewayMessage) -> None:
         match message:
             case Submit():
-                if self._relief is not None and self._relief.takes(message, self._core.live_count, self._crowded):
-                    self._relief.submit(message)
-                else:
-                    self._core.submit(message)
+                self._core.submit(message)
             case Abort():
                 self._core.abort(message.request_id)
-                if self._relief is not None:
-                    self._relief.abort(message.request_id)
             case Knobs():
                 self._set_knobs(message)
             case Snapshot():
@@ -74,18 +61,9 @@ class EngineLoop:
             case Start() | Shutdown():
                 raise EngineError(f"unexpected {type(message).__name__} message while serving")
 
-    @property
-    def _crowded(self) -> bool:
-        return self._thread_state.threads < self._max_threads
-
     def _snapshot(self, ask_id: int) -> EngineSnapshot:
         core = self._core
-        load, sequences, integrity = core.load(), core.live_ids(), core.check_integrity()
-        if self._relief is not None and (seen := self._relief.inspect()) is not None:
-            load = combined(load, seen.load)
-            sequences += seen.sequences
-            integrity = integrity or seen.integrity
-        return EngineSnapshot(ask_id, load, core.band_plans(), sequences, integrity)
+        return EngineSnapshot(ask_id, core.load(), core.band_plans(), core.live_ids(), core.check_integrity())
 
     def _set_knobs(self, knobs: Knobs) -> None:
         limits = self._core.limits
@@ -95,8 +73,6 @@ class EngineLoop:
             limits.band_margin_tokens,
         )
         self._core.set_limits(fresh)
-        if self._relief is not None:
-            self._relief.set_limits(fresh)
         if knobs.threads is not None:
             self._max_threads = check_threads(knobs.threads)
             self._fixed_threads = True
@@ -104,19 +80,12 @@ class EngineLoop:
             self._core.set_threads(self._max_threads)
 
     def _follow_neighbours(self) -> None:
-        """Adjust the number of threads, and the relief, to what other processes leave free."""
+        """Adjust the number of threads to what other processes leave free."""
         if self._fixed_threads:
             return
         reading = self._cpu.read(time.monotonic())
         if reading is None:
             return
         self._thread_state = decide(self._thread_state, reading, cores=self._cores, max_threads=self._max_threads)
-        relief_threads = 0
-        if self._relief is not None:
-            if self._crowded:
-                self._relief.prepare()
-            relief_threads = 1 if self._relief.live_count else 0
-        # What the relief still computes needs a core of its own until it has run dry.
-        threads = max(1, min(self._thread_state.threads, self._max_threads - relief_threads))
-        if threads != self._core.threads:
-            self._core.set_threads(threads)
+        if self._thread_state.threads != self._core.threads:
+            self._core.set_threads(self._thread_state.threads)

@@ -7,6 +7,7 @@ tokenizer only reads the vocabulary, so calls from several threads at once are s
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 from headrace.engines.llama.chat_template import ChatTemplate
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.weights import Weights
-from headrace.errors import ModelError, RequestError
+from headrace.errors import ContextTooLong, ModelError, RequestError
+
+_PIECE_BYTES = 16 * 1024
 
 
 class Vocabulary:
@@ -27,6 +30,8 @@ class Vocabulary:
         self._size = weights.vocab_size
         self._plain: dict[int, bytes] = {}
         self._template: ChatTemplate | None = None
+        self._special: re.Pattern[bytes] | None = None
+        self._longest: int | None = None
 
     @classmethod
     def from_file(cls, library: Library, path: Path) -> Vocabulary:
@@ -44,14 +49,55 @@ class Vocabulary:
         value = self._weights.metadata(f"{architecture}.context_length")
         return int(value) if value and value.isdecimal() else 0
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool, parse_special: bool, limit_tokens: int | None = None
+    ) -> list[int]:
         data = text.encode("utf-8", "surrogatepass") if not text.isascii() else text.encode()
+        if limit_tokens is not None and len(data) > limit_tokens * self._longest_token_bytes():
+            raise ContextTooLong(f"{len(data)} bytes of prompt cannot fit a context of {limit_tokens} tokens")
+        if not parse_special or len(data) <= _PIECE_BYTES:
+            return self._encode_bytes(data, add_special, parse_special)
+        tokens: list[int] = []
+        pieces = self._pieces(data)
+        for index, piece in enumerate(pieces):
+            # BOS and EOS belong to the whole text: libllama may add them where the first and last piece end.
+            add = add_special and index in (0, len(pieces) - 1)
+            encoded = self._encode_bytes(piece, add, parse_special)
+            if add and index == 0 and len(pieces) > 1 and self._api.llama_vocab_get_add_eos(self._vocab):
+                encoded = encoded[:-1]
+            if add and index > 0 and self._api.llama_vocab_get_add_bos(self._vocab):
+                encoded = encoded[1:]
+            tokens += encoded
+            if limit_tokens is not None and len(tokens) > limit_tokens:
+                raise ContextTooLong(f"the prompt has more than the {limit_tokens} tokens that the context holds")
+        return tokens
+
+    def _pieces(self, data: bytes) -> list[bytes]:
+        """``data`` cut right before special tokens, where tokenizing starts afresh anyway, into pieces of about
+        ``_PIECE_BYTES``: libllama's time grows with the square of the special tokens in one call."""
+        if self._special is None:
+            texts = {self.token_bytes(token) for token in range(self._size) if self.is_control(token)} - {b""}
+            longest_first = sorted(texts, key=lambda text: (-len(text), text))
+            self._special = re.compile(b"|".join(map(re.escape, longest_first)) or b"(?!)")
+        cuts = [0]
+        for match in self._special.finditer(data):
+            if match.start() - cuts[-1] >= _PIECE_BYTES:
+                cuts.append(match.start())
+        return [data[start:end] for start, end in zip(cuts, [*cuts[1:], len(data)], strict=True)]
+
+    def _longest_token_bytes(self) -> int:
+        if self._longest is None:
+            self._longest = max(len(self.token_bytes(token)) for token in range(self._size))
+        return self._longest
+
+    def _encode_bytes(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(data) + 8
         tokens = (self._api.llama_token * capacity)()
         count = self._api.llama_tokenize(self._vocab, data, len(data), tokens, capacity, add_special, parse_special)
         if count < 0:
-            tokens = (self._api.llama_token * -count)()
-            count = self._api.llama_tokenize(self._vocab, data, len(data), tokens, -count, add_special, parse_special)
+            capacity = -count
+            tokens = (self._api.llama_token * capacity)()
+            count = self._api.llama_tokenize(self._vocab, data, len(data), tokens, capacity, add_special, parse_special)
             if count < 0:
                 raise RequestError(f"the text of {len(data)} bytes cannot be tokenized")
         return list(tokens[:count])
