@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,7 +119,7 @@ def configuration() -> str:
 def cli() -> str:
     """The help of every command."""
     lines = [_MADE, "# Command line\n"]
-    for path, command in _commands("headrace", command_line, None):
+    for path, command in _commands("headrace", command_line):
         lines += [f"## {path}\n", "```text", command, "```\n"]
     return "\n".join(lines)
 
@@ -181,16 +183,30 @@ def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(value)}" for key, value in values.items())
 
 
-def _commands(path: str, command: click.Command, parent: click.Context | None) -> Iterator[tuple[str, str]]:
-    # A fixed width: the text must not depend on the terminal it is made in.
-    settings: dict[str, Any] = {**command.context_settings, "terminal_width": 90}
-    context = click.Context(command, info_name=path.split()[-1], parent=parent, **settings)
-    yield path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+def _commands(path: str, command: click.Command) -> Iterator[tuple[str, str]]:
+    yield path, _help(path)
     if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path.split()[-1])
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None
-            yield from _commands(f"{path} {name}", inner, context)
+            yield from _commands(f"{path} {name}", inner)
+
+
+def _help(path: str) -> str:
+    """What ``--help`` prints. In a process of its own: click keeps parts of a command's help from whoever asked
+    first, so within this one the text would depend on what ran before."""
+    program, *words = path.split()
+    code = f"import sys; sys.argv[0] = {program!r}; from headrace.cli.main import main; main()"
+    made = subprocess.run(
+        [sys.executable, "-c", code, *words, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        # A fixed width: the text must not depend on the terminal it is made in.
+        env={**os.environ, "COLUMNS": "90"},
+    )
+    return "\n".join(line.rstrip() for line in made.stdout.splitlines())
 
 
 def _observed() -> Any:
