@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import sys
@@ -207,6 +208,9 @@ def _say_ready(task: asyncio.Task[Ready], config: Config, host: str, port: int) 
     """Tell the person what is being served, in which memory, and which lane targets this machine can meet."""
     if task.cancelled() or task.exception() is not None:
         return
+    # What was loaded stays: the collector need not look at it again while tokens wait.
+    gc.collect()
+    gc.freeze()
     ready = task.result()
     for line in ready_lines(ready):
         log.info("%s", line)

@@ -29,6 +29,7 @@ class Vocabulary:
         self._vocab = weights.vocab
         self._size = weights.vocab_size
         self._plain: dict[int, bytes] = {}
+        self._control: dict[int, bool] = {}
         self._template: ChatTemplate | None = None
         self._special: re.Pattern[bytes] | None = None
         self._longest: int | None = None
@@ -125,7 +126,10 @@ class Vocabulary:
 
     def is_control(self, token_id: int) -> bool:
         """True for tokens that are not text (BOS, EOS, role marks)."""
-        return bool(self._api.llama_vocab_is_control(self._vocab, token_id))
+        known = self._control.get(token_id)
+        if known is None:
+            known = self._control[token_id] = bool(self._api.llama_vocab_is_control(self._vocab, token_id))
+        return known
 
     def end_tokens(self) -> frozenset[int]:
         """Every token with which the model ends its turn."""
