@@ -24,7 +24,7 @@ from headrace.messages.engine import (
     TokenLogprob,
 )
 from headrace.scheduling.slots import SlotTable
-from headrace.scheduling.step import PrefillChunk, SchedulerState, StepLimits, StepPlan, StepPolicy
+from headrace.scheduling.step import SchedulerState, StepLimits, StepPlan, StepPolicy
 
 if TYPE_CHECKING:
     from headrace.engines.llama.library import Library
@@ -77,11 +77,6 @@ class EngineCore:
     def has_work(self) -> bool:
         """True when a step would compute or report something."""
         return bool(self._running or self._waiting or self._ended)
-
-    @property
-    def live_count(self) -> int:
-        """Sequences running or waiting."""
-        return len(self._running) + len(self._waiting)
 
     @property
     def threads(self) -> int:
@@ -223,7 +218,7 @@ class EngineCore:
         for request_id in plan.decode:
             self._add_work(work, request_id, 1)
         for chunk in plan.prefill:
-            self._add_chunk(work, chunk)
+            self._add_work(work, chunk.request_id, chunk.tokens)
         for band, items in work.items():
             items.sort(key=lambda item: item[0])
             try:
@@ -232,9 +227,6 @@ class EngineCore:
                 self._fail([sequence for _, sequence, _ in items], error, outputs)
             else:
                 self._compute_band(context, items, outputs)
-
-    def _add_chunk(self, work: dict[int, list[tuple[int, LiveSequence, int]]], chunk: PrefillChunk) -> None:
-        self._add_work(work, chunk.request_id, chunk.tokens)
 
     def _add_work(self, work: dict[int, list[tuple[int, LiveSequence, int]]], request_id: str, tokens: int) -> None:
         sequence = self._running.get(request_id)
