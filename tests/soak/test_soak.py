@@ -166,6 +166,5 @@ async def test_two_minutes_of_hostile_clients_leave_nothing_behind() -> None:
         assert await _metric(served, "headrace_requests_running") == 0
         assert await _metric(served, "headrace_requests_waiting") == 0
         assert await _metric(served, "headrace_kv_used_tokens") == 0
-        # 5 %: the allocator's own fluctuation over a run like this was under 2 %; a leak of one sequence's
-        # state (2 KB of tokens and text) per request would exceed it many times over.
-        assert after_bytes < before_bytes * 1.05
+        # Seen over 2,400 requests: 1 MB. The bound tells a leak of 7 KB per request, a sequence's tokens and text.
+        assert after_bytes < before_bytes + 16_000_000

@@ -146,15 +146,10 @@ def _admit(state: SchedulerState, free: list[int]) -> tuple[tuple[Admission, ...
         return (), []
     admissions: list[Admission] = []
     admitted: list[SequenceState] = []
-    closed: set[int] = set()
     for sequence in sorted(state.waiting, key=urgency):
         band = first_band(sequence.prompt_tokens, sequence.limit_tokens, state.bands, state.limits.band_margin_tokens)
-        if band is None or band in closed:
-            continue
-        if free[band] == 0:
-            # Later arrivals must not overtake within a band; other bands go on.
-            closed.add(band)
-            continue
+        if band is None or free[band] == 0:
+            continue  # a full band stays full for the rest of this plan: nobody overtakes in it, others go on
         free[band] -= 1
         admissions.append(Admission(sequence.request_id, band))
         admitted.append(sequence)

@@ -15,14 +15,7 @@ from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.sampling import log_probability
 from headrace.engines.llama.stream_state import retarget
 from headrace.errors import EngineError
-from headrace.messages.engine import (
-    BandPlan,
-    EngineLoad,
-    SequenceOutput,
-    StepOutput,
-    Submit,
-    TokenLogprob,
-)
+from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit, TokenLogprob
 from headrace.scheduling.slots import SlotTable
 from headrace.scheduling.step import SchedulerState, StepLimits, StepPlan, StepPolicy
 
