@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +22,8 @@ from headrace.errors import RequestError
 
 MAX_DETOKENIZE_TOKENS = 1 << 18  # a long context's worth; checking more would hold up running streams
 
+Request = TypeVar("Request", TokenizeRequest, DetokenizeRequest)
+
 
 class Tokenization:
     """ASGI endpoints, one method each. ``model`` may be left out: there is one tokenizer."""
@@ -31,13 +33,8 @@ class Tokenization:
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /tokenize: ``{prompt | messages, ...}`` to ``{tokens, count, max_model_len}``."""
-        deps, exchange = self._deps, exchange_of(scope)
-        authenticate(deps, scope, exchange)
-        config = deps.live.config
-        body = await read_body(scope, receive, config.server)
-        request, exchange.ignored = decode(body, TokenizeRequest, config.server.unsupported_params)
-        if request.model is not None:
-            resolve_model(config, request.model)
+        deps = self._deps
+        request = await self._request(scope, receive, TokenizeRequest)
         tokens = await tokenize_request(request, deps.tokenizer)
         ready = deps.engine.ready
         answer: dict[str, Any] = {
@@ -48,17 +45,12 @@ class Tokenization:
         }
         if request.return_token_strs:
             answer["token_strs"] = [token_text(deps.tokenizer.token_bytes(token)) for token in tokens]
-        await send_json(send, exchange, answer)
+        await send_json(send, exchange_of(scope), answer)
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /detokenize: ``{tokens}`` to ``{prompt}``."""
-        deps, exchange = self._deps, exchange_of(scope)
-        authenticate(deps, scope, exchange)
-        config = deps.live.config
-        body = await read_body(scope, receive, config.server)
-        request, exchange.ignored = decode(body, DetokenizeRequest, config.server.unsupported_params)
-        if request.model is not None:
-            resolve_model(config, request.model)
+        deps = self._deps
+        request = await self._request(scope, receive, DetokenizeRequest)
         if len(request.tokens) > MAX_DETOKENIZE_TOKENS:
             raise RequestError(
                 f"{len(request.tokens)} tokens are more than the limit of {MAX_DETOKENIZE_TOKENS}", param="tokens"
@@ -66,4 +58,14 @@ class Tokenization:
         for token in request.tokens:
             int_within("tokens", token, 0, deps.tokenizer.vocab_size - 1)
         text = await asyncio.to_thread(deps.tokenizer.decode, request.tokens)
-        await send_json(send, exchange, {"prompt": text})
+        await send_json(send, exchange_of(scope), {"prompt": text})
+
+    async def _request(self, scope: Scope, receive: Receive, request_type: type[Request]) -> Request:
+        """The authenticated, decoded body. Raises RequestError."""
+        exchange, config = exchange_of(scope), self._deps.live.config
+        authenticate(self._deps, scope, exchange)
+        body = await read_body(scope, receive, config.server)
+        request, exchange.ignored = decode(body, request_type, config.server.unsupported_params)
+        if request.model is not None:
+            resolve_model(config, request.model)
+        return request
