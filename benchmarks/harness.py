@@ -136,9 +136,13 @@ class BareProcess:
         self._process.wait()
 
 
+READ_AT_BYTES = 16 * 1024
+"""A client is woken by the kernel for this much, or by the stream's end (SO_RCVLOWAT)."""
+
+
 class LeanStream:
     """One streaming request on a raw socket. Deliberately lean: on two cores whatever the client burns, the
-    server lacks."""
+    server lacks, and a client elsewhere would burn nothing here. The server writes every token as ever."""
 
     def __init__(self, served: Served, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
         payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
@@ -148,6 +152,7 @@ class LeanStream:
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
             + payload
         )
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, READ_AT_BYTES)
         self._tail = b""
 
     def read(self) -> bool:

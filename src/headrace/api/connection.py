@@ -2,12 +2,15 @@
 
 uvicorn bounds how long an idle connection is kept, but not how long request headers may take, how long a
 client may leave written bytes unread, or how long it may go on sending a body that was answered already.
+
+It also lends each request a ``BodyWriter``, the short way for the tokens of a stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.api.errors import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
+BODY_WRITER_KEY = "headrace.body_writer"
+
+BodyWriter = Callable[[bytes], bool]
+"""Writes a part of a begun chunked response at once, or returns False where ASGI's ``send`` must be used: the
+client reads too slowly, or has left."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
@@ -110,6 +118,7 @@ class _Guarded(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        cycle.scope[BODY_WRITER_KEY] = _body_writer(cycle)  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: int, message: str) -> None:
@@ -142,6 +151,21 @@ class _Guarded(HttpToolsProtocol):
 
     def _abort(self) -> None:
         self.transport.abort()
+
+
+def _body_writer(cycle: RequestResponseCycle) -> BodyWriter:
+    reference = weakref.ref(cycle)  # the cycle owns the scope, which holds this
+
+    def write(body: bytes) -> bool:
+        cycle = reference()
+        if cycle is None or cycle.disconnected or cycle.flow.write_paused or cycle.response_complete:
+            return False
+        if not cycle.chunked_encoding:
+            return False  # not begun yet, HTTP/1.0, or a length was promised
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    return write
 
 
 def _without_upgrade(data: bytes) -> bytes:

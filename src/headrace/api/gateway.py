@@ -34,6 +34,8 @@ class Admitted:
     sequences: Sequence[Submit]
     timing: RequestTiming
     place: asyncio.Future[None] | None = None
+    sink: Callable[[SequenceOutput], bool] | None = None
+    """Takes outputs on the spot while the reader of a single sequence waits for them (``OutputStream``)."""
 
 
 @dataclass(slots=True)
@@ -202,9 +204,19 @@ class Gateway:
 
     async def _sequence(self, admitted: Admitted, index: int) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """One sequence's outputs. An engine that ends them without ``finish`` counts as gone."""
-        timing, clock, engine = admitted.timing, self._clock, self._engine
-        outputs = engine.submit(admitted.sequences[index])
+        timing, clock = admitted.timing, self._clock
+        outputs = self._engine.submit(admitted.sequences[index])
         first, finished = True, False
+
+        def forward(output: SequenceOutput) -> bool:
+            if admitted.sink is None or not admitted.sink(output):
+                return False
+            timing.output(index, len(output.token_ids), clock())
+            self._note_load()
+            return True
+
+        if len(admitted.sequences) == 1:
+            outputs.forward(forward)
         try:
             async for output in outputs:
                 now_s = clock()
@@ -213,10 +225,7 @@ class Gateway:
                     first = False
                     self._ledger.started(admitted.entry, index, now_s)
                     timing.queue_wait_s = output.queue_wait_s
-                load = engine.load
-                if load is not self._seen_load and load is not None:
-                    self._seen_load = load
-                    self._metrics.step_ended(load)
+                self._note_load()
                 finished = output.finish is not None
                 if finished:
                     self._ledger.ended(admitted.entry, index)
@@ -225,10 +234,15 @@ class Gateway:
                 if finished:
                     return
         finally:
-            close = getattr(outputs, "aclose", None)
-            if close is not None:
-                await close()
+            await outputs.aclose()
         raise EngineGone("the engine stopped answering")
+
+    def _note_load(self) -> None:
+        """Put the engine's latest load report, when it is a new one, into the metrics."""
+        load = self._engine.load
+        if load is not self._seen_load and load is not None:
+            self._seen_load = load
+            self._metrics.step_ended(load)
 
     async def _merged(self, admitted: Admitted) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """Outputs of several sequences in one stream. The queue is bounded: a reader that stops holds the

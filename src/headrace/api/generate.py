@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,6 +16,7 @@ from headrace.api.answer import Answer, check_finish
 from headrace.api.body import read_body
 from headrace.api.chat_format import ChatFormat
 from headrace.api.completion_format import CompletionFormat
+from headrace.api.connection import BODY_WRITER_KEY, BodyWriter
 from headrace.api.decode import decode
 from headrace.api.deps import Deps
 from headrace.api.disconnect import CancelOnDisconnect
@@ -59,7 +61,7 @@ class Generate:
             assert exchange.timing is not None
             admitted = await deps.gateway.admit(plan.lane.name, plan.lane.lane, plan.sequences, exchange.timing)
             try:
-                await self._answer(plan, request, admitted, exchange, send)
+                await self._answer(plan, request, admitted, exchange, send, scope.get(BODY_WRITER_KEY))
             finally:
                 deps.gateway.close(admitted)
 
@@ -70,12 +72,13 @@ class Generate:
         admitted: Admitted,
         exchange: Exchange,
         send: Send,
+        write: BodyWriter | None,
     ) -> None:
         form = ChatFormat(plan) if isinstance(request, ChatRequest) else CompletionFormat(plan)
         stored = request if isinstance(request, ChatRequest) and request.store else None
         if plan.stream:
             answers = [Answer(keep_text=stored is not None) for _ in plan.sequences]
-            await self._stream(form, answers, admitted, exchange, send, stored)
+            await self._stream(form, answers, admitted, exchange, send, write, stored)
             return
         answers = await collect(self._deps.gateway, plan, admitted)
         body = form.body(answers)
@@ -90,6 +93,7 @@ class Generate:
         admitted: Admitted,
         exchange: Exchange,
         send: Send,
+        write: BodyWriter | None,
         stored: ChatRequest | None,
     ) -> None:
         """Server-sent events. Nothing is sent until the first output is known, so what goes wrong before it
@@ -103,6 +107,8 @@ class Generate:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             answers[index].add(output)
             await _send_event(send, form.opening() + form.chunk(index, output))
+            if write is not None:
+                admitted.sink = partial(_write_output, write, form, answers[0])
             try:
                 async for index, output in outputs:
                     if output.finish is not None:
@@ -175,6 +181,15 @@ async def first_output(gateway: Gateway, admitted: Admitted) -> tuple[Outputs, t
         except BaseException:
             await outputs.aclose()
             raise
+
+
+def _write_output(write: BodyWriter, form: Format, answer: Answer, output: SequenceOutput) -> bool:
+    """A stream's usual token, from the engine's message to the client's socket without a task between."""
+    event = form.chunk(0, output)
+    if event and not write(event):
+        return False
+    answer.add(output)
+    return True
 
 
 async def _send_event(send: Send, event: bytes) -> None:

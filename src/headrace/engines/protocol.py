@@ -6,15 +6,15 @@ implements ``Engine``; ``tests/contract`` runs one suite over all of them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from headrace.engines.output_stream import OutputStream
 from headrace.messages.engine import (
     EngineLoad,
     EngineSnapshot,
     Knobs,
     Ready,
-    SequenceOutput,
     Submit,
 )
 
@@ -33,8 +33,8 @@ class Engine(Protocol):
     async def start(self) -> Ready:
         """Start and wait until ready. Raises ModelError (cannot ever work) or EngineError."""
 
-    def submit(self, request: Submit) -> AsyncIterator[SequenceOutput]:
-        """Run one sequence; yields outputs until one has ``finish`` set.
+    def submit(self, request: Submit) -> OutputStream:
+        """Run one sequence, from the first ``anext`` on; yields outputs until one has ``finish`` set.
 
         Raises EngineNotReady before any output when the engine is not ready, EngineGone when it dies on the
         way, EngineError when its id is live. Closing the iterator early (``aclose``) aborts the sequence; its

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from headrace.engines.output_stream import OutputStream
 from headrace.engines.protocol import Engine
 from headrace.errors import ContextTooLong, EngineError, EngineGone, EngineNotReady, RequestError
 from headrace.messages.engine import (
@@ -94,11 +95,11 @@ class ScriptedTokenizer:
 
 
 class _Sequence:
-    """One live sequence: its tokens to come, its text held back, and the queue its outputs go to."""
+    """One live sequence: its tokens to come, its text held back, and where its outputs go."""
 
-    def __init__(self, request: Submit, tokens: Sequence[int]) -> None:
+    def __init__(self, request: Submit, tokens: Sequence[int], outputs: OutputStream) -> None:
         self.request = request
-        self.outputs: asyncio.Queue[SequenceOutput | EngineGone] = asyncio.Queue()
+        self.outputs = outputs
         self.aborted = False
         self.running = False
         self.generated = 0
@@ -209,27 +210,24 @@ class ScriptedEngine(Engine):
         self._task = asyncio.create_task(self._run())
         return self._ready
 
-    async def submit(self, request: Submit) -> AsyncIterator[SequenceOutput]:
-        if self._ready is None:
-            raise EngineNotReady("the scripted engine is not ready")
-        if request.request_id in self._live:
-            raise EngineError(f"request id {request.request_id} is already live")
-        self.submitted.append(request)
-        sequence = _Sequence(request, self._script(request))
-        self._live[request.request_id] = sequence
-        self._waiting.append(sequence)
-        self._work.set()
-        try:
-            while True:
-                output = await sequence.outputs.get()
-                if isinstance(output, EngineGone):
-                    raise output
-                yield output
-                if output.finish is not None:
-                    return
-        finally:
-            if self._live.get(request.request_id) is sequence:
+    def submit(self, request: Submit) -> OutputStream:
+        def begin(outputs: OutputStream) -> None:
+            if self._ready is None:
+                raise EngineNotReady("the scripted engine is not ready")
+            if request.request_id in self._live:
+                raise EngineError(f"request id {request.request_id} is already live")
+            self.submitted.append(request)
+            sequence = _Sequence(request, self._script(request), outputs)
+            self._live[request.request_id] = sequence
+            self._waiting.append(sequence)
+            self._work.set()
+
+        def abort(outputs: OutputStream) -> None:
+            sequence = self._live.get(request.request_id)
+            if sequence is not None and sequence.outputs is outputs:
                 self.abort(request.request_id)
+
+        return OutputStream(begin, abort)
 
     def abort(self, request_id: str) -> None:
         sequence = self._live.get(request_id)
@@ -257,7 +255,7 @@ class ScriptedEngine(Engine):
         """Die on the spot, as a process does: running sequences raise EngineGone."""
         self._ready = None
         for sequence in self._live.values():
-            sequence.outputs.put_nowait(EngineGone(reason))
+            sequence.outputs.push(EngineGone(reason))
         self._live.clear()
         self._waiting.clear()
 
@@ -286,7 +284,7 @@ class ScriptedEngine(Engine):
             if not sequence.running and not sequence.aborted:
                 continue
             output = sequence.step()
-            sequence.outputs.put_nowait(output)
+            sequence.outputs.push(output)
             if output.finish is not None:
                 del self._live[request_id]
                 if not sequence.running:

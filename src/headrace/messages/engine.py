@@ -123,7 +123,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: list[tuple[int, bytes, float]]
 
 
-class SequenceOutput(Struct, frozen=True, omit_defaults=True):
+class SequenceOutput(Struct, frozen=True, array_like=True, omit_defaults=True):
     """What one step added to one sequence.
 
     ``text`` is complete UTF-8 and never contains a part of a stop string; it may be empty while bytes are
@@ -144,7 +144,7 @@ class SequenceOutput(Struct, frozen=True, omit_defaults=True):
     queue_wait_s: float | None = None
 
 
-class StepOutput(Struct, frozen=True, tag="step"):
+class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     """Everything one step produced: one frame per step, whatever the batch size."""
 
     outputs: list[SequenceOutput]
@@ -200,7 +200,7 @@ class SelfMeasurement(Struct, frozen=True):
     step_overhead_s: float
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     """The engine serves from now on. ``reductions`` says in words what had to give way to the memory budget,
     ``processor`` what the build of libllama uses of the processor,
     ``other_cores`` how many cores other processes used while it started."""
@@ -215,7 +215,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     other_cores: float = 0.0
 
 
-class EngineSnapshot(Struct, frozen=True, tag="engine_snapshot"):
+class EngineSnapshot(Struct, frozen=True, array_like=True, tag="engine_snapshot"):
     ask_id: int
     load: EngineLoad
     bands: list[BandPlan]
@@ -224,7 +224,7 @@ class EngineSnapshot(Struct, frozen=True, tag="engine_snapshot"):
     """None when every account agrees, else what is wrong."""
 
 
-class Fatal(Struct, frozen=True, tag="fatal"):
+class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
     """The engine cannot go on (model unreadable, out of memory, library error); the process ends after it."""
 
     message: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -31,8 +31,9 @@ class FrameBuffer:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes; yield every frame body completed by them.
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """Add received bytes; gives every frame body completed by them. Each call's result must be read to its
+        end before the next call.
 
         Raises EngineError when a length is beyond ``MAX_FRAME_BYTES``: the stream is out of step.
         """
@@ -40,8 +41,10 @@ class FrameBuffer:
             # Nearly every read is exactly one frame: no copy into the buffer and out again.
             (length,) = _HEADER.unpack_from(data)
             if len(data) == _HEADER.size + length and length <= MAX_FRAME_BYTES:
-                yield data[_HEADER.size :]
-                return
+                return (data[_HEADER.size :],)
+        return self._split(data)
+
+    def _split(self, data: bytes) -> Iterator[bytes]:
         self._data += data
         while len(self._data) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._data)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from headrace.scheduling.bands import Band, first_band
 from headrace.scheduling.sequence import SequenceState, urgency
 
@@ -31,8 +33,7 @@ class StepLimits:
             raise ValueError("step_tokens and prefill_chunk_tokens must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerState:
+class SchedulerState(Struct, frozen=True):
     """What a policy may look at. ``free_streams[b]`` counts free streams of band ``b``."""
 
     now_s: float
@@ -67,8 +68,7 @@ class PrefillChunk:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True):
     """One step: admissions and promotions first, then one forward pass per band that has work.
 
     A sequence may be admitted and prefilled in the same plan. No sequence is in ``decode`` and ``prefill``

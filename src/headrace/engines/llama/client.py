@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from headrace.engines.llama.output_stream import OutputStream
+from headrace.engines.output_stream import OutputStream
 from headrace.errors import EngineError, EngineGone, EngineNotReady, ModelError
 from headrace.messages import framing
 from headrace.messages.engine import (
@@ -184,17 +184,10 @@ class LlamaEngine:
 
     def _on_message(self, message: EngineMessage) -> None:
         self._last_heard_s = self._clock()
+        if isinstance(message, StepOutput):  # by far the most frequent: asked for first, by type alone
+            self._on_step(message)
+            return
         match message:
-            case StepOutput():
-                if message.load is not None:
-                    self._load = message.load
-                streams = self._streams
-                for output in message.outputs:
-                    # The last output ends the id's life in the engine, however late its reader comes.
-                    take = streams.get if output.finish is None else streams.pop
-                    stream = take(output.request_id, None)
-                    if stream is not None:
-                        stream.push(output)
             case Ready():
                 if self._arrival is not None and not self._arrival.done():
                     self._arrival.set_result(message)
@@ -206,6 +199,17 @@ class LlamaEngine:
                 log.error("engine: %s", message.message)
                 if self._arrival is not None and not self._arrival.done():
                     self._arrival.set_exception(ModelError(message.message))
+
+    def _on_step(self, step: StepOutput) -> None:
+        if step.load is not None:
+            self._load = step.load
+        streams = self._streams
+        for output in step.outputs:
+            # The last output ends the id's life in the engine, however late its reader comes.
+            take = streams.get if output.finish is None else streams.pop
+            stream = take(output.request_id, None)
+            if stream is not None:
+                stream.push(output)
 
     def _on_lost(self, problem: str | None) -> None:
         """The socket closed: the process is gone or of no use any more."""

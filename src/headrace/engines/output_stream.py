@@ -2,7 +2,8 @@
 
 A hand-made iterator instead of an ``asyncio.Queue`` behind an async generator: between two steps the caches
 are cold from the arithmetic, and every layer that a token passes was measured at about ten microseconds of a
-core that the arithmetic wants back.
+core that the arithmetic wants back. For the same reason a reader may leave a ``sink``: what it takes never
+wakes the reader's task.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from headrace.errors import EngineError
 from headrace.messages.engine import SequenceOutput
 
+Sink = Callable[[SequenceOutput], bool]
+"""Takes an output on the spot (True), or leaves it to the iterator (False). Must not raise."""
+
 
 class OutputStream:
     """An async iterator over a sequence's outputs; ends after the one with ``finish``.
@@ -22,21 +26,39 @@ class OutputStream:
     closed before its end.
     """
 
-    __slots__ = ("_abort", "_begin", "_ended", "_items", "_started", "_waiter")
+    __slots__ = ("_abort", "_begin", "_ended", "_items", "_sink", "_started", "_waiter")
 
     def __init__(self, begin: Callable[[OutputStream], None], abort: Callable[[OutputStream], None]) -> None:
         self._begin = begin
         self._abort = abort
         self._items: deque[SequenceOutput | EngineError] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
         self._started = False
         self._ended = False
 
+    def forward(self, sink: Sink) -> None:
+        """From now on offer each output to ``sink`` first, as it arrives.
+
+        Only while the reader waits for the next one, so the order stays: what came before has been read and
+        dealt with. The last output and errors always go to the reader.
+        """
+        self._sink = sink
+
     def push(self, item: SequenceOutput | EngineError) -> None:
         """Hand over an output, or the error that ends the stream."""
-        self._items.append(item)
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        waiting = waiter is not None and not waiter.done()
+        if (
+            waiting
+            and self._sink is not None
+            and not isinstance(item, EngineError)
+            and item.finish is None
+            and self._sink(item)
+        ):
+            return
+        self._items.append(item)
+        if waiter is not None and waiting:
             waiter.set_result(None)
 
     def __aiter__(self) -> OutputStream:
