@@ -169,6 +169,15 @@ class LeanStream:
         return int(self._tail[start + 20 :].split(b",")[0].split(b"}")[0])
 
 
+def metric(served: Served, name: str) -> float | None:
+    """The value of a metric without labels; None while it is not there."""
+    with urllib.request.urlopen(f"{served.base_url}/metrics", timeout=10) as response:
+        for line in response.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+    return None
+
+
 def served_tokens_per_s(served: Served, bodies: Sequence[dict[str, Any]]) -> float:
     """Throughput of ``bodies`` sent at once, one stream each."""
     started_s = time.perf_counter()

@@ -87,6 +87,9 @@ class _MomentCollector(Collector):
         )
         load = self._sources.load()
         if load is not None:
+            yield GaugeMetricFamily(
+                "headrace_engine_threads", "Threads that the last step was computed with", value=load.threads
+            )
             yield from _kv(load)
 
 
