@@ -1,13 +1,13 @@
 # `make serve` and `make test` install what they need. ARGS goes to the program: make serve ARGS="--port 9000"
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check format lock clean
+.PHONY: help setup serve test test-all check bench-peers format lock clean
 
 BIN := .venv/bin
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make lock"
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: ## create .venv with exactly what requirements/*.lock pin
 	@scripts/setup-venv
@@ -26,6 +26,9 @@ check: setup ## lint, format and strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench-peers: setup ## headrace beside llama-server and others under mixed traffic (half an hour)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
 format: setup ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -33,7 +36,7 @@ format: setup ## format the sources
 # The newest versions that fit pyproject.toml. Needs uv (pip install uv). pip is in build.lock and the
 # llama.cpp bindings are in llama.lock: each of those is installed by a step of its own.
 lock: ## choose versions anew and write requirements/*.lock
-	$(LOCK) --upgrade pyproject.toml --extra llama --group dev \
+	$(LOCK) --upgrade pyproject.toml --extra llama --extra bench --extra locust --group dev \
 		--no-emit-package pip --no-emit-package llama-cpp-python -o requirements/all.lock
 	$(LOCK) --upgrade --group build -c requirements/all.lock -o requirements/build.lock
 	$(LOCK) --upgrade --no-deps --group llama -o requirements/llama.lock

@@ -58,7 +58,7 @@ def pin(pid: int, core: int) -> None:
 def one_run(url: str, rate: float, duration_s: float, seed: int) -> dict[str, float | int | bool]:
     """One run's figures."""
     bodies = RequestBodies(model="truth", texts=PromptTexts(seed), scale=TokenScale())
-    result = run(poisson(rate, duration_s, seed), bodies, RunSettings(target=url, model="truth"), environment={"": ""})
+    result = run(poisson(rate, duration_s, seed), bodies, RunSettings(target=url, model="truth"), environment={})
     found: Validity = validity(result.records, result.info.health)
     ok = sum(record.outcome == "ok" for record in result.records)
     return {
@@ -76,8 +76,8 @@ def one_run(url: str, rate: float, duration_s: float, seed: int) -> dict[str, fl
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rates", type=float, nargs="+", default=[250, 500, 1000, 1500, 2000, 2500])
-    parser.add_argument("--duration", type=float, default=10.0)
+    parser.add_argument("--rates", type=float, nargs="+", default=[500, 1000, 2000, 3000, 4000])
+    parser.add_argument("--duration", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
     own_core, server_core = sorted(os.sched_getaffinity(0))[-1], sorted(os.sched_getaffinity(0))[0]

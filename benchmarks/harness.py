@@ -217,6 +217,8 @@ def report(name: str, command: str, columns: Sequence[str], rows: Sequence[Seque
     """One JSON line on standard output, a table for people on standard error, and the reproducing command."""
     print(json.dumps({"benchmark": name, "command": command, "results": data}), flush=True)
     console = Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(stderr=True, width=200)  # a file has no edge
     table = Table(*columns, title=name)
     for row in rows:
         table.add_row(*row)

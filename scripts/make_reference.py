@@ -21,6 +21,11 @@ import click
 import msgspec
 
 from headrace.admission.decide import LaneLoad
+from headrace.bench.arrivals import ARRIVAL_FORMS
+from headrace.bench.lengths import LENGTH_FORMS
+from headrace.bench.planned import SloTarget
+from headrace.bench.records import RequestRecord
+from headrace.bench.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
 from headrace.cli.main import main as command_line
 from headrace.config.environment import variables
 from headrace.config.fields import notes
@@ -75,6 +80,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli,
         "metrics.md": metrics,
         "headers.md": headers,
+        "bench.md": bench,
     }
     return {name: make() for name, make in makers.items()}
 
@@ -143,6 +149,25 @@ def metrics() -> str:
         shown = ", ".join(f"`{label}`" for label in labels)
         lines.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
     return "\n".join(lines) + "\n"
+
+
+def bench() -> str:
+    """The forms of arrivals and lengths, the workload file, the records."""
+    lines = [_MADE, "# Arrivals, lengths, workloads, records\n"]
+    lines += ["Numbers may end in `k` (1,000) or `ki` (1,024), durations in `ms`, `s`, `m` or `h`.\n"]
+    for title, forms in (("Arrivals", ARRIVAL_FORMS), ("Lengths", LENGTH_FORMS)):
+        lines += [f"## {title}\n", "| form | meaning | example |", "|---|---|---|"]
+        lines += [f"| `{form.signature}` | {form.summary} | `{form.example}` |" for form in forms]
+        lines.append("")
+    lines.append("## A workload file\n")
+    for struct in (Workload, TrafficClass, PrefixPool, Session, IllegalTraffic, SloTarget):
+        lines += [f"### {struct.__name__}\n", f"{_docstring(struct)}\n", "| key | default |", "|---|---|"]
+        lines += [f"| `{field.name}` | {_default(field)} |" for field in msgspec.structs.fields(struct)]
+        lines.append("")
+    lines += ["## Records\n", f"{_docstring(RequestRecord)}\n"]
+    names = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(RequestRecord))
+    lines += [f"Fields: {names}.\n"]
+    return "\n".join(lines)
 
 
 def headers() -> str:

@@ -18,6 +18,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("headrace.cli.serve", "serve", "Serve a model over HTTP, each request in its lane."),
     "model": ("headrace.cli.model", "model", "Fetch, list and remove models."),
+    "bench": ("headrace.cli.bench", "bench", "Load a server and report what it was like."),
     "init": ("headrace.cli.config", "init", "Write a commented configuration file."),
     "config": ("headrace.cli.config", "config", "Check a configuration, or show it with all defaults."),
 }

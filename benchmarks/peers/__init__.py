@@ -1,0 +1,1 @@
+"""headrace beside real peers: the same model file, threads and context, in turns, in one run."""

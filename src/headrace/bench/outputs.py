@@ -1,0 +1,66 @@
+"""The files of a finished run, all in one folder, all made from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headrace.bench.columns import Columns, build_columns
+from headrace.bench.csv_report import groups_csv, latencies_csv
+from headrace.bench.figures import Limits, Summary
+from headrace.bench.record_file import read_info, read_records
+from headrace.bench.summary import summarise_columns
+from headrace.bench.summary_json import to_json
+from headrace.bench.vllm_json import vllm_result
+from headrace.errors import ConfigError
+
+RECORDS = "records.jsonl"
+SUMMARY = "summary.json"
+VLLM = "vllm.json"
+GROUPS = "groups.csv"
+LATENCIES = "latencies.csv"
+REPORT = "report.html"
+
+
+def new_folder(path: Path) -> Path:
+    """Create a folder for a run's files. Raises ConfigError when it cannot be, or holds a run already."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be created: {error.strerror or error}", where="--output") from error
+    if (path / RECORDS).exists():
+        raise ConfigError(f"{path} holds a run already; name another folder", where="--output")
+    return path
+
+
+def read_columns(path: Path, warn: Callable[[str], None]) -> Columns:
+    """The records of a run, from its folder or its records file. Raises ConfigError."""
+    file = path / RECORDS if path.is_dir() else path
+    return build_columns(read_info(file), read_records(file, warn))
+
+
+def write_outputs(folder: Path, columns: Columns, limits: Limits) -> Summary:
+    """Summarise and write everything but the records, which are there. Raises ConfigError."""
+    from headrace.bench.html_report import html_report  # matplotlib takes most of a second to import
+
+    summary = summarise_columns(columns, limits)
+    texts = {
+        SUMMARY: to_json(summary),
+        VLLM: msgspec.json.format(msgspec.json.encode(vllm_result(columns, detailed=True)), indent=1),
+        GROUPS: groups_csv(summary).encode(),
+        LATENCIES: latencies_csv(summary).encode(),
+        REPORT: html_report(summary, columns).encode(),
+    }
+    for name, data in texts.items():
+        write_file(folder / name, data)
+    return summary
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Raises ConfigError when the file cannot be written."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}", where="--output") from error

@@ -1,0 +1,109 @@
+"""Everything between an operator's options and a finished run: what to send, how long its words are for this
+target, the run itself.
+
+A run is prepared once (``prepare``: the schedule is built, the target is asked how many of its tokens a word is) and
+then run. A sweep prepares the scale once and a schedule for each rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from headrace.bench.bodies import RequestBodies
+from headrace.bench.build_schedule import build_schedule
+from headrace.bench.live import Progress
+from headrace.bench.planned import Schedule
+from headrace.bench.record_file import RunResult
+from headrace.bench.runner import RunSettings, client_for, run
+from headrace.bench.texts import PromptTexts
+from headrace.bench.token_scale import Endpoint, TokenScale, measure_token_scale
+from headrace.bench.workload_file import LoadedWorkload, with_values
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How requests are written. ``salt`` makes the texts of one run differ from those of any other, so that a
+    target cannot answer from a prefix cache that an earlier run filled; the same salt sends the same texts."""
+
+    endpoint: Endpoint = "chat"
+    stream: bool = True
+    ignore_eos: bool = False
+    max_tokens_field: str = "max_tokens"
+    headers: Mapping[str, str] | None = None
+    body: Mapping[str, object] | None = None
+    salt: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """A schedule and what writes its requests."""
+
+    schedule: Schedule
+    bodies: RequestBodies
+    scale: TokenScale
+
+
+def ask_scale(settings: RunSettings, endpoint: Endpoint, environment: Mapping[str, str]) -> TokenScale:
+    """How many of the target's tokens a word is. Raises ConfigError when the target does not answer."""
+
+    async def ask() -> TokenScale:
+        async with client_for(settings, environment) as client:
+            return await measure_token_scale(client.post_json, model=settings.model, endpoint=endpoint)
+
+    return asyncio.run(ask())
+
+
+def prepare(workload: LoadedWorkload, options: RequestOptions, scale: TokenScale, *, model: str, seed: int) -> Load:
+    """The load of one run. Raises ConfigError for a workload that is not right."""
+    schedule = build_schedule(workload, seed=seed)
+    facts = {
+        "endpoint": options.endpoint,
+        "stream": options.stream,
+        "ignore_eos": options.ignore_eos,
+        "salt": options.salt,
+        "token_scale": msgspec.to_builtins(scale),
+    }
+    schedule = msgspec.structs.replace(schedule, source={**schedule.source, "requests": facts})
+    bodies = RequestBodies(
+        model=model,
+        texts=PromptTexts(salt=options.salt),
+        scale=scale,
+        endpoint=options.endpoint,
+        stream=options.stream,
+        ignore_eos=options.ignore_eos,
+        max_tokens_field=options.max_tokens_field,
+        headers=options.headers,
+        body=options.body,
+    )
+    bodies.prepare(schedule)
+    return Load(schedule, bodies, scale)
+
+
+def run_load(
+    load: Load,
+    settings: RunSettings,
+    environment: Mapping[str, str],
+    *,
+    records_path: Path | None = None,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Run a prepared load. Raises ConfigError."""
+    return run(
+        load.schedule, load.bodies, settings, environment=environment, records_path=records_path, progress=progress
+    )
+
+
+def at_rate(workload: LoadedWorkload, arrivals: str, rate_rps: float, duration_s: float) -> LoadedWorkload:
+    """The workload with its arrivals at ``rate_rps``: ``arrivals`` is a form with the word RATE in it, such as
+    ``poisson(RATE)``. Raises ConfigError."""
+    return with_values(workload, arrivals=arrivals.replace("RATE", f"{rate_rps:.6g}"), duration_s=duration_s)
+
+
+def with_salt(options: RequestOptions, salt: int) -> RequestOptions:
+    """The same options with other texts."""
+    return replace(options, salt=salt)

@@ -1,0 +1,210 @@
+"""The records file: what is written comes back, also from a run that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.bench import record_file
+from headrace.bench.record_file import RecordWriter, read_info, read_records, read_run
+from headrace.bench.records import GeneratorHealth, Outcome, RequestRecord, RunInfo
+from headrace.errors import ConfigError
+
+TIMES = st.none() | st.integers(0, 10**15)
+RECORDS = st.builds(
+    RequestRecord,
+    index=st.integers(0, 10**7),
+    class_name=st.text(max_size=8),
+    outcome=st.sampled_from(get_args(Outcome)),
+    due_ns=st.integers(0, 10**15),
+    ready_ns=st.integers(0, 10**15),
+    sent_ns=TIMES,
+    end_ns=TIMES,
+    chunk_ns=st.lists(st.integers(0, 10**15), max_size=5),
+    error=st.none() | st.text(max_size=20),
+    retry_after_s=st.none() | st.floats(0, 1e6),
+    output_tokens=st.integers(0, 10**6),
+    usage_seen=st.booleans(),
+)
+
+
+def info(**fields: Any) -> RunInfo:
+    known: dict[str, Any] = {
+        "tool_version": "1",
+        "target": "http://t",
+        "model": "m",
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "duration_s": 60.0,
+        "wall_s": 0.0,
+        "warmup_s": 5.0,
+        "seed": 7,
+        "source": {"arrivals": "poisson(2)"},
+        "slos": {"chat": {"ttft_s": 0.5}},
+        "health": GeneratorHealth(0.0, 0.0, 0),
+    }
+    return RunInfo(**{**known, **fields})
+
+
+DONE = info(wall_s=61.5, health=GeneratorHealth(0.25, 0.001, 40))
+
+
+def record(index: int, **fields: Any) -> RequestRecord:
+    return RequestRecord(index=index, class_name="c", outcome="ok", due_ns=index, ready_ns=index, **fields)
+
+
+def write(path: Path, *records: RequestRecord, last: RunInfo = DONE) -> None:
+    with RecordWriter(path, info()) as writer:
+        for one in records:
+            writer.write(one)
+        writer.finish(last)
+
+
+@given(records=st.lists(RECORDS, max_size=20))
+def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]) -> None:
+    path = tmp_path_factory.mktemp("records") / "run.jsonl"
+    write(path, *records)
+    result = read_run(path)
+    assert (result.info, result.records, result.warnings) == (DONE, records, [])
+
+
+def test_the_first_line_is_json_like_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, record(0), record(1))
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 3
+    assert msgspec.json.decode(lines[0])["wall_s"] == 61.5
+    assert [msgspec.json.decode(line)["index"] for line in lines[1:]] == [0, 1]
+
+
+def test_a_first_line_that_outgrew_its_room_is_written_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    grown = info(wall_s=1.0, source={"text": "x" * 10_000})
+    write(path, record(0), record(1), last=grown)
+    result = read_run(path)
+    assert (result.info, result.records) == (grown, [record(0), record(1)])
+    assert os.listdir(tmp_path) == ["run.jsonl"]
+
+
+def test_an_old_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, *(record(i) for i in range(100)))
+    write(path, record(5))
+    assert read_run(path).records == [record(5)]
+
+
+WRITES_AND_WAITS = """
+import sys, time
+from pathlib import Path
+from tests.bench.test_record_file import RecordWriter, info, record
+with RecordWriter(Path(sys.argv[1]), info()) as writer:
+    for index in range(50):
+        writer.write(record(index))
+    time.sleep(60)
+"""
+
+
+def test_a_killed_run_leaves_what_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITES_AND_WAITS, str(path)], cwd=Path(__file__).parents[2], start_new_session=True
+    )
+    try:
+        until_s = time.monotonic() + 20
+        while not (path.exists() and path.read_bytes().count(b"\n") == 51):
+            assert process.poll() is None
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    result = read_run(path)
+    assert result.info == info()
+    assert [one.index for one in result.records] == list(range(50))
+    assert result.warnings == [f"{path}: the run that wrote this file did not end: its health is not known"]
+
+
+def test_a_cut_last_line_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, record(0), record(1))
+    path.write_bytes(path.read_bytes()[:-9])
+    result = read_run(path)
+    assert result.records == [record(0)]
+    assert result.warnings == [f"{path}:3: the last line was cut and is left out"]
+
+
+def test_a_whole_last_line_needs_no_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, record(0), record(1))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read_run(path).records == [record(0), record(1)]
+    assert read_run(path).warnings == []
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[]\n", b'{"index": 1}\n', b'{"index": "x"}\n', b"\xff\n"])
+def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, record(0), record(1))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], line, lines[2]]))
+    with pytest.raises(ConfigError) as caught:
+        read_run(path)
+    assert str(caught.value).startswith(f"{path}:3: is not a request's record: ")
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, record(0), record(1))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n"))
+    assert read_run(path).records == [record(0), record(1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (b'{"index": 1}\n', "is not the facts of a run"),
+        (b"arrived,tokens\n", "is not the facts of a run"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "other.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_info(path)
+
+
+def test_a_file_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
+    path = tmp_path / "none.jsonl"
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_run(path)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        list(read_records(path, print))
+
+
+def test_a_file_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        RecordWriter(tmp_path / "no" / "folder.jsonl", info())
+
+
+def test_a_full_disk_is_told_at_the_end_and_does_not_disturb_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RecordWriter, data: bytes) -> None:
+        self._failure = OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record_file.RecordWriter, "_append", full)
+    with RecordWriter(tmp_path / "run.jsonl", info()) as writer:
+        writer.write(record(0))
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            writer.finish(DONE)
