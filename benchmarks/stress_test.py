@@ -267,7 +267,7 @@ class MixedUser(User):
             name=name,
             response_time=None if failed or times.e2e_s is None else times.e2e_s * 1e3,
             response_length=record.output_tokens,
-            exception=None if failed is None else CatchResponseError(self._load.server.without_key(failed)),
+            exception=None if failed is None else CatchResponseError(failed),
             context={
                 "outcome": record.outcome,
                 "lane": record.lane,

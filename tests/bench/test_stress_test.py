@@ -74,7 +74,11 @@ class Locust:
         )
 
     def result(self) -> Run:
-        output, _ = self._process.communicate(timeout=60)
+        with self._process:
+            try:
+                output, _ = self._process.communicate(timeout=60)
+            finally:
+                self._process.kill()
         rows = {(row["Type"], row["Name"]): row for row in self._table("stats")}
         return Run(self._process.returncode, output, rows, self._table("failures"), self._table("exceptions"))
 
@@ -102,7 +106,7 @@ def truth_server() -> Iterator[TruthServer]:
 
 def test_as_typed_it_drives_the_mix_and_ends_by_itself(tmp_path: Path) -> None:
     with scripted_server(tmp_path, step_s=0.001) as url:
-        run = Locust(url, tmp_path, users=10, time="4s").result()
+        run = Locust(url, tmp_path, users=10, time="3s").result()
     assert run.status == 0, run.output
     assert not run.failures
     assert not run.exceptions
@@ -122,7 +126,7 @@ def test_as_typed_it_drives_the_mix_and_ends_by_itself(tmp_path: Path) -> None:
 def test_headrace_refuses_every_kind_of_illegal_request_and_each_counts_as_a_success(tmp_path: Path) -> None:
     with scripted_server(tmp_path) as url:
         illegal = workload(tmp_path, {"short": {"output_length": "fixed(1)"}}, malformed={"share": 1})
-        run = Locust(url, tmp_path, illegal, users=4, time="2s").result()
+        run = Locust(url, tmp_path, illegal, users=4, time="1s").result()
     assert run.status == 0, run.output
     assert run.failed("malformed") == 0
     # One for each legal request; at the end a user may be between the two. Eight kinds are all among this many: one
@@ -168,7 +172,7 @@ class TestAgainstKnownAnswers:
         server = TruthServer(first_ms=FIRST_MS, gap_ms=GAP_MS)
         try:
             options = workload(folder, classes, malformed={"share": 0.5, "kinds": {"unknown_model": 1, "no_body": 1}})
-            run = Locust(server.url, folder, options, "--model=truth", users=8, time="4s").result()
+            run = Locust(server.url, folder, options, "--model=truth", users=8, time="3s").result()
             told = list(_noted(server))
         finally:
             server.close()
@@ -263,7 +267,7 @@ class TestAgainstKnownAnswers:
 
 
 def test_a_server_that_dies_gives_failures_and_a_normal_end(truth_server: TruthServer, tmp_path: Path) -> None:
-    users, seconds = 4, 4
+    users, seconds = 4, 3
     options = workload(tmp_path, {"stream": {}})
     locust = Locust(truth_server.url, tmp_path, options, "--model=truth", users=users, time=f"{seconds}s")
     deadline_s = time.monotonic() + 30
@@ -297,7 +301,7 @@ def test_what_is_under_way_at_the_end_may_end(tmp_path: Path) -> None:
 def test_what_is_cut_off_at_the_end_counts_only_when_it_is_late_already(tmp_path: Path) -> None:
     with scripted_server(tmp_path, step_s=60) as url:
         options = workload(tmp_path, {"strict": {"slo": {"ttft_s": 0.2}}, "patient": {"slo": {"ttft_s": 600}}})
-        run = Locust(url, tmp_path, options, "--stop-timeout=0", users=12, time="2s").result()
+        run = Locust(url, tmp_path, options, "--stop-timeout=0", users=12, time="1s").result()
     assert run.status == 1
     # Twelve users with a class each by a coin: all alike with a chance of 2**-11, and by the seed always the same.
     assert 0 < run.failed("strict") == run.count("strict") < 12

@@ -133,6 +133,22 @@ def test_no_rate_holds() -> None:
     assert result.finding.startswith("No rate from 1 requests/s up was shown to hold 99 %")
 
 
+def test_too_few_requests_are_said_instead_of_searched_through() -> None:
+    assert SETTINGS.fewest_requests == 618
+    at_least, fewer = LaneTrial(618, 618), LaneTrial(617, 617)
+    assert points_of([Trial(4.0, 100.0, {"docs": at_least})], SETTINGS)[0].verdict == "holds"
+    assert points_of([Trial(4.0, 100.0, {"docs": fewer})], SETTINGS)[0].verdict == "undecided"
+    # 88 in the first trial, at most 7 times as many in all three: 616.
+    trials = [Trial(4.0, 100.0, {"chat": LaneTrial(2000, 2000), "docs": LaneTrial(88, 88)})]
+    end = next_step(trials, SETTINGS)
+    assert end == Finished("too_few_requests")
+    result = result_of(trials, SETTINGS, Finished("too_few_requests"))
+    assert result.answer_rps is None
+    assert "lane 'docs' had 88 requests, and no fewer than 618 can show 99 %" in result.finding
+    enough = [Trial(4.0, 100.0, {"docs": LaneTrial(89, 89)})]
+    assert next_step(enough, SETTINGS) == NextTrial(4.0, 200.0)
+
+
 def test_every_rate_holds() -> None:
     plan = msgspec.structs.replace(SETTINGS, highest_rps=10.0)
     trials = [_holds(4), _holds(8)]

@@ -167,7 +167,7 @@ def test_a_length_beyond_the_limit_is_refused_before_its_bytes_are_awaited() -> 
     """A stream that is out of step is noticed at once; frames before it still come out."""
     buffer = framing.FrameBuffer()
     good = framing.encode(Abort("a"))
-    bodies = buffer.feed(good + struct.pack("<I", framing.MAX_FRAME_BYTES + 1))
+    bodies = iter(buffer.feed(good + struct.pack("<I", framing.MAX_FRAME_BYTES + 1)))
     assert framing.decode_for_engine(next(bodies)) == Abort("a")
     with pytest.raises(EngineError, match="beyond the limit"):
         next(bodies)

@@ -64,10 +64,9 @@ def by_blocks(
 ) -> list[Contrast]:
     """One run a side. Where both offered the same requests (one schedule), the same blocks are drawn from both:
     what the load did to both then cancels."""
-    found = [
-        _attainment(WHOLE, _lane_series(a, None), _lane_series(b, None), confidence),
-        _throughput(a, b, rng, confidence, resamples),
-    ]
+    found = [_throughput(a, b, rng, confidence, resamples)]
+    if len(lanes) > 1:
+        found.insert(0, _attainment(WHOLE, _lane_series(a, None), _lane_series(b, None), confidence))
     same_schedule = bool(a.info.schedule_sha256) and a.info.schedule_sha256 == b.info.schedule_sha256
     for lane in lanes:
         of_a, of_b = _lane_series(a, lane), _lane_series(b, lane)

@@ -118,7 +118,7 @@ class Connection:
         record.outcome, record.error = "cancelled", "the run ended before the answer did"
         try:
             record.outcome = self._limited(record, wire, reply)
-            record.error = reply.error
+            record.error = None if reply.error is None else self._server.without_key(reply.error)
         finally:
             if record.end_ns is None:
                 record.end_ns = time.monotonic_ns()

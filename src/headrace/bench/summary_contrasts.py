@@ -38,7 +38,9 @@ def by_runs(a: Sequence[Summary], b: Sequence[Summary], lanes: Sequence[str], co
 
 def by_summaries(a: Summary, b: Summary, lanes: Sequence[str], confidence: float) -> list[Contrast]:
     """One summary a side: attainment by its counts, percentiles by their printed intervals."""
-    found = [_between_shares(WHOLE, a.whole.attainment, b.whole.attainment, confidence)]
+    found = []
+    if len(lanes) > 1:
+        found.append(_between_shares(WHOLE, a.whole.attainment, b.whole.attainment, confidence))
     for lane in lanes:
         of_a, of_b = _lane(a, lane), _lane(b, lane)
         found.append(_between_shares(lane, of_a.attainment, of_b.attainment, confidence))
@@ -68,9 +70,10 @@ class _Figure:
 
 def _figures(lanes: Sequence[str]) -> list[tuple[str, str, Scale, _Figure]]:
     found: list[tuple[str, str, Scale, _Figure]] = [
-        (WHOLE, "attainment", "share", _Figure(None, "attainment")),
         (WHOLE, "output tokens", "rate", _Figure(None, "output_tokens_per_s")),
     ]
+    if len(lanes) > 1:
+        found.insert(0, (WHOLE, "attainment", "share", _Figure(None, "attainment")))
     for lane in lanes:
         found.append((lane, "attainment", "share", _Figure(lane, "attainment")))
         for metric, name in LATENCY_FIGURES:

@@ -16,6 +16,9 @@ not hold with that, the search goes on below it.
 **The answer** is the highest holding rate below every rate that did not hold. A higher rate that held, and a
 lane whose attainment is better at a higher rate beyond noise, contradict the idea of one limit: ``notes`` say so.
 
+**Too few requests.** No fewer than z^2 * target / (1 - target) requests can show a target, all of them good: 618
+in every lane for 99 %. Where the lowest rate's trials cannot bring as many, the search ends and says so.
+
 A trial in which the generator was late says nothing about the server: it counts for nothing and is repeated
 like an undecided one. A rate at which every trial is such is the generator's limit, and the result says it.
 """
@@ -52,7 +55,9 @@ class NextTrial:
 class Finished:
     """Why the search is over."""
 
-    reason: Literal["found", "holds_at_highest", "nothing_holds", "generator_limit", "out_of_trials"]
+    reason: Literal[
+        "found", "holds_at_highest", "nothing_holds", "generator_limit", "too_few_requests", "out_of_trials"
+    ]
 
 
 def check_settings(settings: SweepSettings) -> None:
@@ -85,6 +90,8 @@ def next_step(trials: Sequence[Trial], settings: SweepSettings) -> NextTrial | F
         return Finished("out_of_trials")
     for point in points:
         if point.verdict in ("undecided", "invalid") and point.trials < settings.trials:
+            if _short_lane(point, settings) is not None and point.rate_rps == points[0].rate_rps:
+                return Finished("too_few_requests")  # a lower rate would have still fewer
             return NextTrial(point.rate_rps, settings.duration_s * 2**point.trials)
     below, above = bracket(points)
     if above is None:
@@ -215,6 +222,13 @@ def _pooled(lanes: Sequence[LaneTrial]) -> LaneTrial:
     )
 
 
+def _short_lane(point: RatePoint, settings: SweepSettings) -> str | None:
+    """A lane that will have too few requests to be shown to hold, even after all the trials that a rate may have."""
+    growth = (2**settings.trials - 1) / (2**point.trials - 1)
+    short = [name for name in point.lows if point.lanes[name].offered * growth < settings.fewest_requests]
+    return min(short, key=lambda name: point.lanes[name].offered, default=None)
+
+
 def _confirmed(point: RatePoint, settings: SweepSettings) -> NextTrial | None:
     """One more trial of the answer, while it has had none since it was found."""
     if point.valid_trials > settings.confirmations or point.trials >= settings.looks:
@@ -234,6 +248,13 @@ def _finding(below: RatePoint | None, above: RatePoint | None, settings: SweepSe
     sure = f"confidence {show_percent(settings.confidence)}"
     if below is None:
         assert above is not None
+        lane = _short_lane(above, settings) if end.reason == "too_few_requests" else None
+        if lane is not None:
+            return (
+                f"{show_number(above.rate_rps)} requests/s cannot be decided: lane {lane!r} had "
+                f"{above.lanes[lane].offered:,} requests, and no fewer than {settings.fewest_requests:,} can show "
+                f"{show_percent(settings.target)}. Use longer trials, a higher start or a lower target."
+            )
         if above.verdict == "invalid":
             return f"The generator itself could not offer {show_number(above.rate_rps)} requests/s: nothing was learnt."
         return f"No rate from {show_number(above.rate_rps)} requests/s up was shown to hold {slo} ({sure})."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +47,11 @@ class SweepSettings(Struct, frozen=True):
     def z(self) -> float:
         """The reach of one look's interval, in standard errors."""
         return two_sided_z(1 - (1 - self.confidence) / self.looks)
+
+    @property
+    def fewest_requests(self) -> int:
+        """How many requests can show the target when all are good: Wilson's lower end is then n / (n + z^2)."""
+        return math.ceil(self.z**2 * self.target / (1 - self.target))
 
 
 class LaneTrial(Struct, frozen=True):
