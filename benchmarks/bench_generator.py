@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.harness import Spread, report
-from headrace.bench.bodies import RequestBodies
+from headrace.bench.drive.runner import RunSettings, run
 from headrace.bench.planned import PlannedRequest, Schedule
-from headrace.bench.runner import RunSettings, run
-from headrace.bench.texts import PromptTexts
-from headrace.bench.token_scale import TokenScale
-from headrace.bench.validity import Validity, validity
+from headrace.bench.requests.bodies import RequestBodies
+from headrace.bench.requests.texts import PromptTexts
+from headrace.bench.requests.token_scale import TokenScale
+from headrace.bench.results.validity import Validity, validity
 from tests.bench.truth_server import TruthServer
 
 _SEED = 7

@@ -54,21 +54,21 @@ from locust.runners import MasterRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 from numpy.random import SeedSequence
 
-from headrace.bench.arrivals import ClosedLoop, parse_arrivals
-from headrace.bench.bodies import RequestBodies, Turn, Wire
-from headrace.bench.build_schedule import build_schedule
-from headrace.bench.client import new_record
-from headrace.bench.closed_plan import LEAST_ROUND_S
-from headrace.bench.gevent_client import Connection, Server
-from headrace.bench.judge import judge
-from headrace.bench.latencies import latencies
+from headrace.bench.drive.client import new_record
+from headrace.bench.drive.gevent_client import Connection, Server
+from headrace.bench.drive.reply import Reply
+from headrace.bench.drive.served_model import served_model
+from headrace.bench.load.arrivals import ClosedLoop, parse_arrivals
+from headrace.bench.load.build_schedule import build_schedule
+from headrace.bench.load.closed_plan import LEAST_ROUND_S
+from headrace.bench.load.workload_file import LoadedWorkload, load_workload, with_values
 from headrace.bench.planned import PlannedRequest, SloTarget
 from headrace.bench.records import RequestRecord
-from headrace.bench.reply import Reply
-from headrace.bench.served_model import served_model
-from headrace.bench.texts import PromptTexts
-from headrace.bench.token_scale import TokenScale, measure_token_scale
-from headrace.bench.workload_file import LoadedWorkload, load_workload, with_values
+from headrace.bench.requests.bodies import RequestBodies, Turn, Wire
+from headrace.bench.requests.texts import PromptTexts
+from headrace.bench.requests.token_scale import TokenScale, measure_token_scale
+from headrace.bench.results.judge import judge
+from headrace.bench.results.latencies import latencies
 from headrace.errors import ConfigError
 
 DRAIN = "60"
@@ -98,16 +98,23 @@ def add_options(parser: argparse.ArgumentParser, **_: Any) -> None:
         help="The model's context: long lengths are scaled to it [what the server says].",
     )
     group.add_argument("--model", metavar="NAME", help="Model name that requests carry [the server's first].")
-    group.add_argument("--seed", type=int, default=0, help="Of the whole load [0].")
+    group.add_argument("--seed", type=natural, default=0, help="Of the whole load [0].")
     group.add_argument(
         "--salt",
-        type=int,
+        type=natural,
         default=secrets.randbits(31),
         help="Of the prompts' texts [random, so that no cache of an earlier run answers].",
     )
     group.add_argument(
         "--stop-at-eos", action="store_true", help="Let the model end its answers, instead of the drawn length."
     )
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 on. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
 
 
 def measured_scale(server: Server, model: str) -> TokenScale:

@@ -21,11 +21,11 @@ import click
 import msgspec
 
 from headrace.admission.decide import LaneLoad
-from headrace.bench.arrivals import ARRIVAL_FORMS
-from headrace.bench.lengths import LENGTH_FORMS
+from headrace.bench.load.arrivals import ARRIVAL_FORMS
+from headrace.bench.load.lengths import LENGTH_FORMS
+from headrace.bench.load.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
 from headrace.bench.planned import SloTarget
 from headrace.bench.records import RequestRecord
-from headrace.bench.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
 from headrace.cli.main import main as command_line
 from headrace.config.environment import variables
 from headrace.config.fields import notes

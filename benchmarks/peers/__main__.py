@@ -25,12 +25,12 @@ from benchmarks.peers import llama_server as building
 from benchmarks.peers import servers
 from benchmarks.peers.servers import Peer, Setting
 from benchmarks.peers.table import COLUMNS, Pool
+from headrace.bench.drive.runner import RunSettings
+from headrace.bench.load.workload_file import LoadedWorkload, load_workload, with_values
 from headrace.bench.planned import SloTarget
 from headrace.bench.record_file import RunResult
-from headrace.bench.runner import RunSettings
+from headrace.bench.results.summary import summarise
 from headrace.bench.session import RequestOptions, ask_scale, at_rate, prepare, run_load
-from headrace.bench.summary import summarise
-from headrace.bench.workload_file import LoadedWorkload, load_workload, with_values
 from headrace.engines.llama.threads import usable_cores
 from headrace.models.store import resolve
 from headrace.models.tiny import make_tiny_gguf

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.bench.intervals import CONFIDENCE, two_sided_z, wilson
-from headrace.bench.judge import judge
-from headrace.bench.latencies import latencies
 from headrace.bench.planned import SloTarget
-from headrace.bench.quantiles import PERCENTILES, estimate
 from headrace.bench.records import RequestRecord
-from headrace.bench.units import show_number, show_seconds, show_share
+from headrace.bench.report.units import show_number, show_seconds, show_share
+from headrace.bench.results.judge import judge
+from headrace.bench.results.latencies import latencies
+from headrace.bench.statistics.intervals import CONFIDENCE, two_sided_z, wilson
+from headrace.bench.statistics.quantiles import PERCENTILES, estimate
 
 COLUMNS = [
     "load",

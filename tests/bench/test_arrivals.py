@@ -13,8 +13,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.bench.arrivals import ARRIVAL_FORMS, ClosedLoop, TraceReplay, parse_arrivals
-from headrace.bench.traces import TraceOptions
+from headrace.bench.load.arrivals import ARRIVAL_FORMS, ClosedLoop, TraceReplay, parse_arrivals
+from headrace.bench.load.traces import TraceOptions
 from headrace.errors import ConfigError
 from tests.bench.distributions import Floats, Z, assert_count, assert_drawn_from, assert_mean
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.blocks import Pool, WeightedPercentile, block_weights, dependence
-from headrace.bench.quantiles import nearest_rank
-from headrace.bench.student import t_quantile, t_two_sided_p
+from headrace.bench.statistics.blocks import Pool, WeightedPercentile, block_weights, dependence
+from headrace.bench.statistics.quantiles import nearest_rank
+from headrace.bench.statistics.student import t_quantile, t_two_sided_p
 
 
 def _autoregression(rng: np.random.Generator, count: int, coefficient: float) -> np.ndarray:

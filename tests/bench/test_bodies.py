@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.bodies import RequestBodies, Turn, Wire
-from headrace.bench.malformed import HUGE_BODY_BYTES, MALFORMED_KINDS, RIGHT_STATUSES
-from headrace.bench.planned import MalformedKind, PlannedRequest, Schedule, SharedPrefix
-from headrace.bench.texts import PromptTexts
-from headrace.bench.token_scale import Endpoint, TokenScale
+from headrace.bench.planned import RIGHT_STATUSES, MalformedKind, PlannedRequest, Schedule, SharedPrefix
+from headrace.bench.requests.bodies import RequestBodies, Turn, Wire
+from headrace.bench.requests.malformed import HUGE_BODY_BYTES, MALFORMED_KINDS
+from headrace.bench.requests.texts import PromptTexts
+from headrace.bench.requests.token_scale import Endpoint, TokenScale
 from tests.api.harness import MODEL, serving
 
 SCALE = TokenScale(template_tokens=10, message_tokens=4, system_tokens=6)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from headrace.bench.bodies import Turn, Wire
-from headrace.bench.body_window import BodyWindow
+from headrace.bench.drive.body_window import BodyWindow
 from headrace.bench.planned import PlannedRequest
+from headrace.bench.requests.bodies import Turn, Wire
 from headrace.errors import ConfigError
 
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.build_schedule import build_schedule, schedule_sha256
-from headrace.bench.closed_plan import LEAST_ROUND_S, MOST_REQUESTS, requests_per_user
-from headrace.bench.context_fit import ContextFit
-from headrace.bench.malformed import BEYOND_ANY_CONTEXT_TOKENS, MALFORMED_KINDS
+from headrace.bench.load.build_schedule import build_schedule, schedule_sha256
+from headrace.bench.load.closed_plan import LEAST_ROUND_S, MOST_REQUESTS, requests_per_user
+from headrace.bench.load.context_fit import ContextFit
+from headrace.bench.load.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
+from headrace.bench.load.workload_file import LoadedWorkload, load_workload, with_values
 from headrace.bench.planned import PlannedRequest, Schedule, SloTarget
-from headrace.bench.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
-from headrace.bench.workload_file import LoadedWorkload, load_workload, with_values
+from headrace.bench.requests.malformed import BEYOND_ANY_CONTEXT_TOKENS, MALFORMED_KINDS
 from headrace.errors import ConfigError
 
 SHORT = TrafficClass(input_length="uniform(10, 500)", output_length="uniform(1, 64)", lane="captions")

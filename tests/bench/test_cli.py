@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.bench.load.workload_file import shipped_workloads
 from headrace.bench.record_file import read_run
-from headrace.bench.workload_file import shipped_workloads
 from headrace.cli.main import main
 from tests.bench.truth_server import TruthServer
 

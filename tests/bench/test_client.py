@@ -26,13 +26,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.bench import client as client_module
-from headrace.bench.bodies import Wire
-from headrace.bench.client import GENERATOR_FAULT, Client, ClientSettings, Sent
+from headrace.bench.drive import client as client_module
+from headrace.bench.drive.client import Client, ClientSettings, Sent
+from headrace.bench.drive.send_times import Attempt, Resent
+from headrace.bench.drive.target import api_key, parse_target
 from headrace.bench.planned import PlannedRequest
-from headrace.bench.records import RequestRecord
-from headrace.bench.send_times import Attempt, Resent
-from headrace.bench.target import api_key, parse_target
+from headrace.bench.records import GENERATOR_FAULT, RequestRecord
+from headrace.bench.requests.bodies import Wire
 from headrace.errors import ConfigError
 from tests.bench.truth_server import Chunk, Told, Truth, TruthServer
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.bench.columns import Columns, build_columns
-from headrace.bench.compare import compare, holm, load_run
-from headrace.bench.comparison import Comparison, Statement, comparison_table, comparison_to_json
-from headrace.bench.intervals import Share, newcombe, two_sided_z
+from headrace.bench.compare.compare import compare, holm, load_run
+from headrace.bench.compare.comparison import Comparison, Statement, comparison_table, comparison_to_json
 from headrace.bench.records import GeneratorHealth
-from headrace.bench.summary import summarise_columns
-from headrace.bench.summary_json import to_json
+from headrace.bench.results.columns import Columns, build_columns
+from headrace.bench.results.summary import summarise_columns
+from headrace.bench.results.summary_json import to_json
+from headrace.bench.statistics.intervals import Share, newcombe, two_sided_z
 from headrace.errors import ConfigError
 from tests.bench.bench_records import answered, failed, run_info, synthetic_run
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.distribution_forms import Form, Param, read_arguments
-from headrace.bench.distribution_text import (
+from headrace.bench.load.distribution_forms import Form, Param, read_arguments
+from headrace.bench.load.distribution_text import (
     Call,
     call_text,
     number_text,

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.bench.columns import build_columns
-from headrace.bench.csv_report import GROUP_COLUMNS, LATENCY_COLUMNS, groups_csv, latencies_csv
-from headrace.bench.figures import METRICS, Summary
 from headrace.bench.records import RequestRecord, RunInfo
-from headrace.bench.summary import summarise
-from headrace.bench.summary_json import from_json, to_json
-from headrace.bench.text_report import print_summary
-from headrace.bench.timeline import timeline
-from headrace.bench.units import show_number, show_percent, show_range, show_seconds, show_share
-from headrace.bench.vllm_json import vllm_result
+from headrace.bench.report.csv_report import GROUP_COLUMNS, LATENCY_COLUMNS, groups_csv, latencies_csv
+from headrace.bench.report.text_report import print_summary
+from headrace.bench.report.timeline import timeline
+from headrace.bench.report.units import show_number, show_percent, show_range, show_seconds, show_share
+from headrace.bench.report.vllm_json import vllm_result
+from headrace.bench.results.columns import build_columns
+from headrace.bench.results.figures import METRICS, Summary
+from headrace.bench.results.summary import summarise
+from headrace.bench.results.summary_json import from_json, to_json
 from headrace.errors import ConfigError
 from tests.bench.bench_records import answered, failed, run_info, synthetic_run
 

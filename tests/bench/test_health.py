@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.bench.client import GENERATOR_FAULT
-from headrace.bench.health import Collector, HealthProbe, machine_facts, raise_file_limit
-from headrace.bench.records import GeneratorHealth, RequestRecord
-from headrace.bench.validity import SEND_LAG_LIMIT_S, validity
+from headrace.bench.drive.health import Collector, HealthProbe, machine_facts, raise_file_limit
+from headrace.bench.records import GENERATOR_FAULT, GeneratorHealth, RequestRecord
+from headrace.bench.results.validity import SEND_LAG_LIMIT_S, validity
 from tests.bench.simulated_loop import SimulatedLoop, simulate
 
 MS = 1_000_000

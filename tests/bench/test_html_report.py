@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.bench.columns import build_columns
-from headrace.bench.html_report import html_report, sweep_report
-from headrace.bench.markup import Html, table, tag, text
 from headrace.bench.records import RequestRecord, RunInfo
-from headrace.bench.summary import summarise_columns
-from headrace.bench.sweep import Finished, result_of
-from headrace.bench.sweep_result import LaneTrial, SweepResult, SweepSettings, Trial
+from headrace.bench.report.html_report import html_report, sweep_report
+from headrace.bench.report.markup import Html, table, tag, text
+from headrace.bench.results.columns import build_columns
+from headrace.bench.results.summary import summarise_columns
+from headrace.bench.sweep.sweep import Finished, result_of
+from headrace.bench.sweep.sweep_result import LaneTrial, SweepResult, SweepSettings, Trial
 from tests.bench.bench_records import answered, failed, run_info, synthetic_run
 
 EVIL = "</title></td><script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>&\"'"

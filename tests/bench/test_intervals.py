@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.intervals import Share, newcombe, newcombe_p, two_sided_p, two_sided_z, wilson
+from headrace.bench.statistics.intervals import Share, newcombe, newcombe_p, two_sided_p, two_sided_z, wilson
 
 Z = two_sided_z(0.95)
 

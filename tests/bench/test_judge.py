@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from headrace.bench.judge import RIGHT_STATUSES, judge, judge_refusal
-from headrace.bench.latencies import latencies
-from headrace.bench.planned import MalformedKind, SloTarget
+from headrace.bench.planned import RIGHT_STATUSES, MalformedKind, SloTarget
 from headrace.bench.records import Outcome, RequestRecord
+from headrace.bench.results.judge import judge, judge_refusal
+from headrace.bench.results.latencies import latencies
 from tests.bench.bench_records import answered, failed, ms
 
 SLO = SloTarget(ttft_s=0.5, tpot_s=0.1, e2e_s=2.0)
@@ -124,14 +124,14 @@ def test_an_illegal_request_has_no_slo() -> None:
         ("wrong_type", {400, 422}),
         ("empty_messages", {400, 422}),
         ("bad_range", {400, 422}),
-        ("no_body", {400, 422}),
+        ("no_body", {400, 411, 415, 422}),
         ("unknown_model", {404, 400}),
-        ("too_long", {400, 413}),
+        ("too_long", {400, 413, 422}),
         ("huge_body", {413, 400}),
     ],
 )
 def test_right_refusals_by_kind(kind: str, right: set[int]) -> None:
-    for status in (200, 400, 401, 404, 413, 422, 500, 503):
+    for status in (200, 400, 401, 404, 411, 413, 415, 422, 500, 503):
         outcome: Outcome = "ok" if status == 200 else "rejected" if status < 500 else "http_error"
         verdict = judge_refusal(failed(0, 0, outcome, malformed=kind, status=status))
         assert verdict == ("right" if status in right else "wrong"), status

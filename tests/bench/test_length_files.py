@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.empirical_lengths import CdfLengths, EmpiricalLengths, sample_pairs
-from headrace.bench.lengths import Lengths, parse_lengths
+from headrace.bench.load.empirical_lengths import CdfLengths, EmpiricalLengths, sample_pairs
+from headrace.bench.load.lengths import Lengths, parse_lengths
 from headrace.errors import ConfigError
 from tests.bench.distributions import Cdf, assert_mean, assert_whole_drawn_from
 

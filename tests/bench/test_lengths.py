@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from headrace.bench.empirical_lengths import sample_pairs
-from headrace.bench.length_model import MAX_LENGTH_TOKENS
-from headrace.bench.lengths import LENGTH_FORMS, LognormalLengths, parse_lengths
+from headrace.bench.load.empirical_lengths import sample_pairs
+from headrace.bench.load.length_model import MAX_LENGTH_TOKENS
+from headrace.bench.load.lengths import LENGTH_FORMS, LognormalLengths, parse_lengths
 from headrace.errors import ConfigError
 from tests.bench.distributions import Cdf, Floats, assert_mean, assert_variance, assert_whole_drawn_from
 

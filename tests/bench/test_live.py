@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headrace.bench.live import LiveState, Panel, PlainLines, open_progress
+from headrace.bench.drive.live import LiveState, Panel, PlainLines, open_progress
 from headrace.bench.records import RequestRecord
 
 MS = 1_000_000

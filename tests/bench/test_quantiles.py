@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.quantiles import PERCENTILES, effective_count, estimate, interval_ranks, nearest_rank, percentile
+from headrace.bench.statistics.quantiles import (
+    PERCENTILES,
+    effective_count,
+    estimate,
+    interval_ranks,
+    nearest_rank,
+    percentile,
+)
 
 
 def _exact_cdf(count: int, permille: int, k: int) -> Fraction:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.bench.reply import MAX_ERROR_CHARS, Reply, error_text
-from headrace.bench.sse import SseEvent
+from headrace.bench.drive.reply import MAX_ERROR_CHARS, Reply, error_text
+from headrace.bench.drive.sse import SseEvent
 
 
 def event(fields: Any, kind: str = "message") -> SseEvent:

@@ -17,16 +17,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.bench.bodies import RequestBodies, Turn, Wire
-from headrace.bench.build_schedule import schedule_sha256
-from headrace.bench.live import Snapshot
+from headrace.bench.drive.live import Snapshot
+from headrace.bench.drive.runner import RunSettings, run
+from headrace.bench.load.build_schedule import schedule_sha256
 from headrace.bench.planned import PlannedRequest, Schedule, SloTarget
 from headrace.bench.record_file import RunResult, read_run
 from headrace.bench.records import RequestRecord
-from headrace.bench.runner import RunSettings, run
-from headrace.bench.texts import PromptTexts
-from headrace.bench.token_scale import TokenScale
-from headrace.bench.validity import validity
+from headrace.bench.requests.bodies import RequestBodies, Turn, Wire
+from headrace.bench.requests.texts import PromptTexts
+from headrace.bench.requests.token_scale import TokenScale
+from headrace.bench.results.validity import validity
 from headrace.errors import ConfigError
 from tests.bench.truth_server import TruthServer
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.sse import EventTooLarge, SseEvent, SseParser
+from headrace.bench.drive.sse import EventTooLarge, SseEvent, SseParser
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12)

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.client import GENERATOR_FAULT
-from headrace.bench.columns import OUTCOMES, build_columns, chunk_weights, gaps_s
-from headrace.bench.figures import Limits
-from headrace.bench.judge import judge
 from headrace.bench.planned import SloTarget
-from headrace.bench.records import GeneratorHealth, Outcome, RequestRecord
-from headrace.bench.summary import summarise
-from headrace.bench.validity import validity
+from headrace.bench.records import GENERATOR_FAULT, GeneratorHealth, Outcome, RequestRecord
+from headrace.bench.results.columns import OUTCOMES, build_columns, chunk_weights, gaps_s
+from headrace.bench.results.figures import Limits
+from headrace.bench.results.judge import judge
+from headrace.bench.results.summary import summarise
+from headrace.bench.results.validity import validity
 from headrace.errors import ConfigError
 from tests.bench.bench_records import answered, failed, ms, run_info
 

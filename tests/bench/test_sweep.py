@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.bench.intervals import wilson
 from headrace.bench.records import RequestRecord, RunInfo
-from headrace.bench.sweep import Finished, NextTrial, check_settings, next_step, points_of, result_of, sweep
-from headrace.bench.sweep_result import (
+from headrace.bench.statistics.intervals import wilson
+from headrace.bench.sweep.sweep import Finished, NextTrial, check_settings, next_step, points_of, result_of, sweep
+from headrace.bench.sweep.sweep_result import (
     LaneTrial,
     SweepResult,
     SweepSettings,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.texts import PromptTexts
-from headrace.bench.token_scale import Endpoint, TokenScale, measure_token_scale
-from headrace.bench.words import MAX_WORD_CHARS, WORDS
+from headrace.bench.requests.texts import PromptTexts
+from headrace.bench.requests.token_scale import Endpoint, TokenScale, measure_token_scale
+from headrace.bench.requests.words import MAX_WORD_CHARS, WORDS
 from tests.api.harness import MODEL, serving
 
 TEXTS = PromptTexts()

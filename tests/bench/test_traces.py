@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.traces import TRACE_FORMATS, TraceFile, TraceOptions, TraceRow
+from headrace.bench.load.traces import TRACE_FORMATS, TraceFile, TraceOptions, TraceRow
 from headrace.errors import ConfigError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.bodies import LANE_HEADER
-from headrace.bench.planned import SloTarget
-from headrace.bench.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
-from headrace.bench.workload_file import (
+from headrace.bench.load.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
+from headrace.bench.load.workload_file import (
     LoadedWorkload,
     check_workload,
     find_workload,
@@ -21,6 +19,8 @@ from headrace.bench.workload_file import (
     shipped_workloads,
     with_values,
 )
+from headrace.bench.planned import SloTarget
+from headrace.bench.requests.bodies import LANE_HEADER
 from headrace.config.problems import ConfigProblems
 from headrace.errors import ConfigError
 from headrace.lanes.defaults import default_lanes

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.bench.columns import Columns, build_columns
-from headrace.bench.csv_report import groups_csv, latencies_csv
-from headrace.bench.figures import Limits, Summary
 from headrace.bench.record_file import read_info, read_records
-from headrace.bench.summary import summarise_columns
-from headrace.bench.summary_json import to_json
-from headrace.bench.vllm_json import vllm_result
+from headrace.bench.report.csv_report import groups_csv, latencies_csv
+from headrace.bench.report.vllm_json import vllm_result
+from headrace.bench.results.columns import Columns, build_columns
+from headrace.bench.results.figures import Limits, Summary
+from headrace.bench.results.summary import summarise_columns
+from headrace.bench.results.summary_json import to_json
 from headrace.errors import ConfigError
 
 RECORDS = "records.jsonl"
@@ -43,7 +43,7 @@ def read_columns(path: Path, warn: Callable[[str], None]) -> Columns:
 
 def write_outputs(folder: Path, columns: Columns, limits: Limits) -> Summary:
     """Summarise and write everything but the records, which are there. Raises ConfigError."""
-    from headrace.bench.html_report import html_report  # matplotlib takes most of a second to import
+    from headrace.bench.report.html_report import html_report  # matplotlib takes most of a second to import
 
     summary = summarise_columns(columns, limits)
     texts = {

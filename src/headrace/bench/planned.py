@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -10,6 +10,19 @@ MalformedKind = Literal[
     "broken_json", "wrong_type", "unknown_model", "empty_messages", "bad_range", "too_long", "huge_body", "no_body"
 ]
 """How an illegal request is illegal. ``too_long``: a prompt beyond any context."""
+
+
+RIGHT_STATUSES: Final[dict[str, frozenset[int]]] = {
+    "broken_json": frozenset({400, 422}),
+    "wrong_type": frozenset({400, 422}),
+    "unknown_model": frozenset({400, 404}),
+    "empty_messages": frozenset({400, 422}),
+    "bad_range": frozenset({400, 422}),
+    "too_long": frozenset({400, 413, 422}),
+    "huge_body": frozenset({400, 413}),
+    "no_body": frozenset({400, 411, 415, 422}),
+}
+"""By kind, the statuses that refuse it rightly. An answer of another status, or none at all, is a wrong one."""
 
 
 class SharedPrefix(Struct, frozen=True, omit_defaults=True):

@@ -12,6 +12,11 @@ or another status. ``refused``: no connection. ``cut``: the stream ended early o
 request limit passed. ``error``: an error event, or an answer that is none. ``cancelled``: the run ended first."""
 
 
+GENERATOR_FAULT = "generator: "
+"""Begins the error of a request that failed because of this machine, not of the server (no file descriptor, no
+port): a run with one is not valid."""
+
+
 class RequestRecord(Struct, omit_defaults=True):
     """One request. Times are nanoseconds of the monotonic clock after the run's start; None: it never came.
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.bench.bodies import RequestBodies
-from headrace.bench.build_schedule import build_schedule
-from headrace.bench.live import Progress
+from headrace.bench.drive.live import Progress
+from headrace.bench.drive.runner import RunSettings, client_for, run
+from headrace.bench.load.build_schedule import build_schedule
+from headrace.bench.load.workload_file import LoadedWorkload, with_values
 from headrace.bench.planned import Schedule
 from headrace.bench.record_file import RunResult
-from headrace.bench.runner import RunSettings, client_for, run
-from headrace.bench.texts import PromptTexts
-from headrace.bench.token_scale import Endpoint, TokenScale, measure_token_scale
-from headrace.bench.workload_file import LoadedWorkload, with_values
+from headrace.bench.requests.bodies import RequestBodies
+from headrace.bench.requests.texts import PromptTexts
+from headrace.bench.requests.token_scale import Endpoint, TokenScale, measure_token_scale
 
 
 @dataclass(frozen=True)

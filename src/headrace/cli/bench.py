@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from headrace.bench.arrivals import ARRIVAL_FORMS
-from headrace.bench.figures import Limits
-from headrace.bench.lengths import LENGTH_FORMS
+from headrace.bench.load.arrivals import ARRIVAL_FORMS
+from headrace.bench.load.lengths import LENGTH_FORMS
+from headrace.bench.results.figures import Limits
 from headrace.cli.bench_options import LoadOptions, load_options
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.bench.sweep_result import SweepSettings, Trial
+    from headrace.bench.sweep.sweep_result import SweepSettings, Trial
 
 EXIT_INVALID = 3
 """The run ended, but the generator was not up to it: its figures are not the server's."""
@@ -53,18 +53,18 @@ def run(arrivals: str | None, duration_s: float | None, output: Path | None, ful
 
     Exit status: 0 done; 1 failed; 3 the run is invalid, because the generator itself was late.
     """
-    from headrace.bench.columns import build_columns
-    from headrace.bench.live import open_progress
+    from headrace.bench.drive.live import open_progress
     from headrace.bench.outputs import RECORDS, new_folder, write_outputs
+    from headrace.bench.report.text_report import print_summary
+    from headrace.bench.results.columns import build_columns
     from headrace.bench.session import ask_scale, prepare, run_load
-    from headrace.bench.text_report import print_summary
 
     options = LoadOptions(**given)
     workload = options.workload_with(arrivals, duration_s)
     settings, requests = options.run_settings(), options.request_options(salt=_salt(options.salt))
-    folder = new_folder(output or Path(f"bench-{datetime.now():%Y%m%d-%H%M%S}"))
     scale = ask_scale(settings, requests.endpoint, os.environ)
     load = prepare(workload, requests, scale, model=options.model, seed=options.seed)
+    folder = new_folder(output or Path(f"bench-{datetime.now():%Y%m%d-%H%M%S}"))
     result = run_load(load, settings, os.environ, records_path=folder / RECORDS, progress=open_progress(sys.stderr))
     for warning in result.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -104,8 +104,8 @@ def sweep(
     measured again. Exit status: 0 found; 1 failed; 3 no rate was shown to hold.
     """
     from headrace.bench.outputs import new_folder
-    from headrace.bench.sweep import check_settings
-    from headrace.bench.sweep_result import SweepSettings
+    from headrace.bench.sweep.sweep import check_settings
+    from headrace.bench.sweep.sweep_result import SweepSettings
 
     options = LoadOptions(**given)
     if "RATE" not in arrivals:
@@ -124,13 +124,13 @@ def sweep(
 
 
 def _sweep(options: LoadOptions, arrivals: str, search: SweepSettings, folder: Path) -> int:
-    from headrace.bench.html_report import sweep_report
-    from headrace.bench.live import open_progress
+    from headrace.bench.drive.live import open_progress
     from headrace.bench.outputs import write_file
+    from headrace.bench.report.html_report import sweep_report
+    from headrace.bench.results.summary import summarise
     from headrace.bench.session import ask_scale, at_rate, prepare, run_load
-    from headrace.bench.summary import summarise
-    from headrace.bench.sweep import NextTrial, next_step, result_of, trial_of
-    from headrace.bench.sweep_result import sweep_table, sweep_to_json
+    from headrace.bench.sweep.sweep import NextTrial, next_step, result_of, trial_of
+    from headrace.bench.sweep.sweep_result import sweep_table, sweep_to_json
 
     base = options.workload_with(arrivals.replace("RATE", f"{search.start_rps:.6g}"), search.duration_s)
     settings = options.run_settings()
@@ -192,13 +192,16 @@ def compare(
     """
     import numpy as np
 
-    from headrace.bench.compare import compare as compared
-    from headrace.bench.compare import load_run
-    from headrace.bench.comparison import comparison_table, comparison_to_json
+    from headrace.bench.compare.compare import compare as compared
+    from headrace.bench.compare.compare import load_run
+    from headrace.bench.compare.comparison import comparison_table, comparison_to_json
     from headrace.bench.outputs import RECORDS
 
+    def warn(text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
     def loaded(path: Path) -> Any:
-        return load_run(path / RECORDS if path.is_dir() else path)
+        return load_run(path / RECORDS if path.is_dir() else path, warn)
 
     comparison = compared(
         [loaded(path) for path in (a, *more_a)],
@@ -228,7 +231,7 @@ def compare(
 def report(records: Path, output: Path | None, send_lag_limit_ms: float, full: bool) -> int:
     """Make summary, CSV and HTML again from a run's records (its folder or its records.jsonl)."""
     from headrace.bench.outputs import read_columns, write_outputs
-    from headrace.bench.text_report import print_summary
+    from headrace.bench.report.text_report import print_summary
 
     columns = read_columns(records, lambda warning: click.echo(f"warning: {warning}", err=True))
     folder = output or (records if records.is_dir() else records.parent)
@@ -245,7 +248,7 @@ def report(records: Path, output: Path | None, send_lag_limit_ms: float, full: b
 @click.argument("name", required=False)
 def workloads(name: str | None) -> None:
     """List the workloads that come with headrace, or print one to copy."""
-    from headrace.bench.workload_file import find_workload, load_workload, shipped_workloads
+    from headrace.bench.load.workload_file import find_workload, load_workload, shipped_workloads
 
     if name is not None:
         click.echo(find_workload(name).read_text(encoding="utf-8"), nl=False)

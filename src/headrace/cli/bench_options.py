@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from headrace.bench.figures import Limits
 from headrace.bench.planned import SloTarget
+from headrace.bench.results.figures import Limits
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.bench.runner import RunSettings
+    from headrace.bench.drive.runner import RunSettings
+    from headrace.bench.load.workload_file import LoadedWorkload
     from headrace.bench.session import RequestOptions
-    from headrace.bench.workload_file import LoadedWorkload
 
 _DEFAULT_INPUT, _DEFAULT_OUTPUT = "512", "128"
 
@@ -132,7 +132,7 @@ class LoadOptions:
 
     def workload_with(self, arrivals: str | None, duration_s: float | None) -> LoadedWorkload:
         """The workload that the options describe. Raises ConfigError."""
-        from headrace.bench.workload_file import load_workload, with_values
+        from headrace.bench.load.workload_file import load_workload, with_values
 
         if self.workload is not None:
             self._refuse_what_a_file_says()
@@ -156,8 +156,8 @@ class LoadOptions:
 
     def _plain_workload(self, arrivals: str | None) -> LoadedWorkload:
         """One class for all requests. A trace has lengths of its own unless both are given here."""
-        from headrace.bench.workload import TrafficClass, Workload
-        from headrace.bench.workload_file import LoadedWorkload
+        from headrace.bench.load.workload import TrafficClass, Workload
+        from headrace.bench.load.workload_file import LoadedWorkload
 
         if arrivals is None:
             raise ConfigError("say when requests come (e.g. 'poisson(2)'), or name a --workload", where="--arrivals")
@@ -178,7 +178,7 @@ class LoadOptions:
 
     def run_settings(self) -> RunSettings:
         """Where to, and how long. Raises ConfigError."""
-        from headrace.bench.runner import RunSettings
+        from headrace.bench.drive.runner import RunSettings
 
         for name, seconds in (("--timeout", self.timeout_s), ("--connect-timeout", self.connect_timeout_s)):
             if not seconds > 0:

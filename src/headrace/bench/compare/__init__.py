@@ -1,0 +1,1 @@
+"""Whether two runs differ beyond noise."""

@@ -1,0 +1,1 @@
+"""Sending a schedule and timing what comes back."""

@@ -1,0 +1,1 @@
+"""What records mean: latencies, verdicts, summaries."""

@@ -1,0 +1,1 @@
+"""Percentiles, intervals, and tests, without distributions assumed."""

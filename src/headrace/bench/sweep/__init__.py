@@ -1,0 +1,1 @@
+"""The highest rate that holds the SLO."""
