@@ -154,7 +154,8 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
 
 class EngineLoad(Struct, frozen=True):
     """How full the engine is, sent with a step when it changed. Tokens are KV cells; ``step_s`` is the
-    duration of the last step, ``decode_tokens`` and ``prefill_tokens`` what it held."""
+    duration of the last step, ``decode_tokens`` and ``prefill_tokens`` what it held; ``step_error`` is the typical
+    relative error of the engine's latest predictions of step time."""
 
     running: int
     waiting: int
@@ -167,6 +168,7 @@ class EngineLoad(Struct, frozen=True):
     decode_tokens: int
     prefill_tokens: int
     threads: int
+    step_error: float = 0.0
 
 
 class BandPlan(Struct, frozen=True):

@@ -90,6 +90,11 @@ class _MomentCollector(Collector):
             yield GaugeMetricFamily(
                 "headrace_engine_threads", "Threads that the last step was computed with", value=load.threads
             )
+            yield GaugeMetricFamily(
+                "headrace_step_prediction_error_ratio",
+                "Typical relative error of the engine's latest predictions of step time",
+                value=load.step_error,
+            )
             yield from _kv(load)
 
 

@@ -18,6 +18,7 @@ from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
+from headrace.scheduling.cost import CostModel, CostPrior
 from headrace.scheduling.step import DecodeFirst, StepLimits
 
 
@@ -60,6 +61,14 @@ def build(start: Start) -> Engine:
         core.set_threads(max(1, max_threads - round(other_cores)))
         first.set_threads(core.threads)
     measurement = measure(first, weights.vocab_size) if start.self_measure else None
+    if measurement is not None:
+        core.costs.model = CostModel(
+            CostPrior(
+                single_decode_s=1 / measurement.decode_tokens_per_s,
+                prefill_tokens_per_s=measurement.prefill_tokens_per_s,
+                overhead_s=measurement.step_overhead_s,
+            )
+        )
     if start.self_measure:
         core.one_by_one_limit = one_by_one_limit(first, weights.vocab_size)
     ready = Ready(

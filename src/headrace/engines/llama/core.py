@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.sampling import log_probability
+from headrace.engines.llama.step_costs import StepCosts
 from headrace.engines.llama.stream_state import retarget
 from headrace.errors import EngineError
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit, TokenLogprob
+from headrace.scheduling.cost import CostModel, prefill_pairs
 from headrace.scheduling.slots import SlotTable
 from headrace.scheduling.step import SchedulerState, StepLimits, StepPlan, StepPolicy
 
@@ -63,6 +65,7 @@ class EngineCore:
         self._end_tokens = vocabulary.end_tokens()
         self._step_tokens_capacity = limits.step_tokens
         self.max_context_tokens = budget.bands[-1].max_context_tokens
+        self.costs = StepCosts(CostModel())
         self.one_by_one_limit = 1
         """With one thread, up to this many decoding sequences are computed one by one (see ``measure``)."""
 
@@ -150,8 +153,10 @@ class EngineCore:
         plan = self._policy.plan(self._scheduler_state(started_s))
         outputs, self._ended = self._ended, []
         self._apply_moves(plan, started_s, outputs)
+        computed_s = self._clock()
         self._compute(plan, outputs)
         ended_s = self._clock()
+        self.costs.end(computed_s, ended_s)
         return StepOutput(outputs, ended_s, self._changed_load(plan, started_s, ended_s))
 
     def _changed_load(self, plan: StepPlan, started_s: float, ended_s: float) -> EngineLoad | None:
@@ -259,11 +264,14 @@ class EngineCore:
         batch = context.batch
         batch.clear()
         last_index: list[int] = []
+        context_tokens = pairs = 0
         for stream, sequence, count in items:
             position = sequence.state.computed_tokens
             if count == 1:
+                context_tokens += position
                 last_index.append(batch.add_one(sequence.tokens[position], position, stream))
                 continue
+            pairs += prefill_pairs(position, count)
             last_index.append(
                 batch.add_chunk(
                     sequence.tokens[position : position + count],
@@ -273,6 +281,7 @@ class EngineCore:
                     all_outputs=sequence.request.sampling.prompt_logprobs is not None,
                 )
             )
+        self.costs.add(batch.size, context_tokens, pairs)
         context.decode()
         for (_, sequence, count), index in zip(items, last_index, strict=True):
             if sequence.request.sampling.prompt_logprobs is not None:
@@ -341,6 +350,7 @@ class EngineCore:
             decode_tokens=len(plan.decode),
             prefill_tokens=sum([c.tokens for c in plan.prefill]),
             threads=self._threads,
+            step_error=self.costs.model.error,
         )
 
     def load(self) -> EngineLoad:

@@ -51,7 +51,7 @@ class ThreadState:
 def decide(state: ThreadState, reading: CpuReading, *, cores: int, max_threads: int) -> ThreadState:
     """The next state. Gives up a thread after two crowded windows in a row, takes one back when there is
     room and the hold is over; always between 1 and ``max_threads``."""
-    excess = state.threads + reading.other_cores - cores
+    excess = reading.other_cores - (cores - state.threads)
     if excess > CROWDED_CORES and state.threads > 1:
         if state.crowded_windows < 1:
             return replace(state, crowded_windows=state.crowded_windows + 1)
