@@ -107,6 +107,13 @@ def test_the_error_says_how_good_predictions_are() -> None:
     assert prediction.cautious_s(2) == pytest.approx(prediction.seconds * (1 + 2 * bad.error))
 
 
+def test_its_figures_are_plain_numbers_that_a_message_can_carry() -> None:
+    model = CostModel(PRIOR)
+    for calls in traffic(0, 3):
+        assert {type(model.error), type(model.pace), type(model.predict(calls).seconds)} == {float}
+        model.learn(calls, 0.02)
+
+
 def test_predicting_changes_nothing() -> None:
     model = CostModel(PRIOR)
     errors(model, smooth, traffic(0, 20), 0.02)

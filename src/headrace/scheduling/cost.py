@@ -116,7 +116,7 @@ class CostModel:
         spread = np.full((_SIZE, _SIZE), _SHARED) + np.eye(_SIZE) * _OWN
         spread[: len(KNOTS), : len(KNOTS)] += _NEAR * np.exp(-np.abs(octaves[:, None] - octaves[None, :]))
         self._spread = spread * _PRIOR_SPREAD
-        self._now_s = list(self._base_s)
+        self._now_s = self._base_s.tolist()
 
     def predict(self, calls: Sequence[Call]) -> Prediction:
         """The time of a step of these calls, seconds; 0 for none."""
