@@ -12,15 +12,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from headrace.bench.load.workload_file import shipped_workloads
-from headrace.bench.record_file import read_run
+from headrace.bench.record_file import RecordWriter, read_run
+from headrace.bench.records import RequestRecord, RunInfo
 from headrace.cli.main import main
+from tests.bench.bench_records import answered, run_info
 from tests.bench.truth_server import TruthServer
 
 FIRST_MS, GAP_MS = 20.0, 5.0
+LOAD = ("--arrivals", "constant(5)", "--duration", "1", "--output-length", "1")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +98,10 @@ def test_a_slower_server_is_found_out(shell: CliRunner, server: TruthServer) -> 
         slow.close()
     checked = shell.invoke(main, ["bench", "compare", "a", "b", "--check"])
     assert checked.exit_code == 4, checked.output
-    assert shell.invoke(main, ["bench", "compare", "b", "a", "--check"]).exit_code == 0
+    turned = json.loads(shell.invoke(main, ["bench", "compare", "b", "a", "--json"]).stdout)
+    faster = [one for one in turned["statements"] if one["figure"] == "TTFT p50" and one["beyond_noise"]]
+    assert faster, turned
+    assert {one["better"] for one in faster} == {"B"}
 
 
 def test_sweep_finds_a_rate_between_one_that_holds_and_one_that_does_not(shell: CliRunner, server: TruthServer) -> None:
@@ -137,6 +144,25 @@ def test_the_shipped_workload_runs_and_its_illegal_requests_are_judged_apart(
         (["--workload", "mixed-enterprize"], "mixed-enterprise"),
         (["--workload", "mixed-enterprise", "--lane", "x"], "workload file says this"),
         (["--arrivals", "poisson(1)", "--duration", "1", "--api-key-env", "NOT_THERE"], "NOT_THERE"),
+        ([*LOAD, "--send-lag-limit", "nan"], "--send-lag-limit"),
+        ([*LOAD, "--send-lag-limit", "inf"], "--send-lag-limit"),
+        ([*LOAD, "--send-lag-limit", "-1"], "--send-lag-limit"),
+        ([*LOAD, "--timeout", "inf"], "--timeout"),
+        ([*LOAD, "--drain", "nan"], "--drain"),
+        ([*LOAD, "--slo-ttft", "soon"], "'soon' is not a number"),
+        ([*LOAD, "--label", "\udc80"], "--label"),
+        ([*LOAD, "--model", "\udc80"], "--model"),
+        ([*LOAD, "--warmup", "1"], "--warmup"),
+        ([*LOAD, "--body", '{"model": "other"}'], "--body: model is set by the tool itself"),
+        ([*LOAD, "--body", '{"stream": false}'], "--no-stream"),
+        ([*LOAD, "--body", '{"max_tokens": 1}'], "--body: max_tokens"),
+        ([*LOAD, "--body", '{"n": 2}'], "--body: n is"),
+        ([*LOAD, "--body", '{"stream_options": {}}'], "--body: stream_options"),
+        ([*LOAD, "--header", "content-length: 3"], "content-length"),
+        ([*LOAD, "--header", "x-a: b\nc"], "--header: not fit"),
+        ([*LOAD, "--header", "x a: b"], "--header"),
+        ([*LOAD, "--lane", "a\tb"], "lane"),
+        (["--workload", "."], "is a folder"),
     ],
 )
 def test_wrong_options_are_one_line_and_exit_status_1(
@@ -144,8 +170,9 @@ def test_wrong_options_are_one_line_and_exit_status_1(
 ) -> None:
     failed = run(shell, server, *arguments)
     assert failed.exit_code == 1, failed.output
-    assert failed.stderr.startswith("error: ")
-    assert message in failed.stderr
+    line = failed.stderr.removeprefix("asking the target how long its words are\n")
+    assert line.startswith("error: ") and line.count("\n") == 1
+    assert message in line
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(shell: CliRunner, server: TruthServer) -> None:
@@ -172,6 +199,14 @@ def test_workloads_are_listed_and_printed(shell: CliRunner) -> None:
     assert printed.stdout == shipped_workloads()["mixed-enterprise"].read_text(encoding="utf-8")
 
 
+def test_only_shipped_workloads_are_printed(shell: CliRunner) -> None:
+    Path("own.yaml").write_text("private")
+    refused = shell.invoke(main, ["bench", "workloads", "own.yaml"])
+    assert refused.exit_code == 1
+    assert "private" not in refused.output
+    assert "none of the name 'own.yaml' comes with headrace" in refused.stderr
+
+
 def test_ctrl_c_stops_sending_and_reports_what_there_is(tmp_path: Path, server: TruthServer) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace", "bench", "run", "--target", f"http://127.0.0.1:{server.port}",
@@ -186,7 +221,134 @@ def test_ctrl_c_stops_sending_and_reports_what_there_is(tmp_path: Path, server: 
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
-    assert process.returncode in (0, 3), output
+    assert process.returncode == 130, output
     assert "interrupted" in output
     assert read_run(records).info.interrupted
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def written(folder: Path, info: RunInfo, records: list[RequestRecord]) -> Path:
+    folder.mkdir()
+    lines = [msgspec.json.encode(item) for item in (info, *records)]
+    (folder / "records.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return folder
+
+
+def shell_line(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    headrace = f"{sys.executable} -m headrace"
+    return subprocess.run(
+        ["bash", "-c", command.replace("headrace", headrace)],
+        cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60, check=False,
+    )  # fmt: skip
+
+
+SMALL = [answered(i, i * 100.0, ttft_ms=20, gaps_ms=(5,), class_name="grün") for i in range(5)]
+
+
+def test_what_is_added_to_requests_is_in_the_results_and_secrets_are_not(shell: CliRunner, server: TruthServer) -> None:
+    done = run(shell, server, *LOAD, "--output", "out", "--header", "X-Secret: hush-hush", "--body",
+               '{"top_p": 0.5, "stream_options": {"include_usage": true, "continuous_usage_stats": true}}')  # fmt: skip
+    assert done.exit_code == 0, done.output
+    requests = read_run(Path("out/records.jsonl")).info.source["requests"]
+    assert isinstance(requests, dict)
+    assert requests["header_names"] == ["x-secret"]
+    assert requests["body"]["top_p"] == 0.5
+    assert not [file for file in Path("out").iterdir() if "hush-hush" in file.read_text()]
+
+
+def test_rows_of_a_trace_that_are_left_out_are_told(shell: CliRunner, server: TruthServer) -> None:
+    rows = [(0, 5, 1), (100, 0, 3), (200, 7, 0), (300, 5, 1)]
+    Path("t.jsonl").write_text(
+        "".join(f'{{"timestamp": {at}, "input_length": {i}, "output_length": {o}}}\n' for at, i, o in rows)
+    )
+    done = run(shell, server, "--arrivals", "trace(t.jsonl)", "--output", "out")
+    assert "warning: 2 rows of the trace have no input or no output tokens and were left out" in done.stderr
+    assert read_run(Path("out/records.jsonl")).info.source["trace_rows_left_out"] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--attainment", "1"], ["--confidence", "nan"], ["--confidence", "2"], ["--tolerance", "0"],
+        ["--start", "-1"], ["--start", "nan"], ["--duration", "inf"], ["--most-trials", "0"], ["--warmup", "60"],
+    ],
+)  # fmt: skip
+def test_a_sweep_out_of_range_sends_nothing_and_leaves_no_folder(shell: CliRunner, wrong: list[str]) -> None:
+    failed = shell.invoke(
+        main, ["bench", "sweep", "--target", "http://127.0.0.1:1", "--model", "m", "--output", "out", *wrong]
+    )
+    assert failed.exit_code in (1, 2) and wrong[0] in failed.stderr, failed.output
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("confidence", ["2", "0", "nan", "-inf"])
+def test_a_comparison_out_of_range_is_one_line(shell: CliRunner, tmp_path: Path, confidence: str) -> None:
+    written(tmp_path / "a", run_info(), SMALL)
+    failed = shell.invoke(main, ["bench", "compare", "a", "a", "--confidence", confidence])
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("error: --confidence: ") and failed.stderr.count("\n") == 1
+
+
+def test_a_run_that_ended_in_its_warm_up_is_reported_as_invalid(shell: CliRunner, tmp_path: Path) -> None:
+    written(tmp_path / "a", run_info(warmup_s=10, duration_s=2.5, interrupted=True), SMALL)
+    told = shell.invoke(main, ["bench", "report", "a"])
+    assert told.exit_code == 3
+    assert told.stdout.startswith("invalid: the run was interrupted after 2.5 s, before its warm-up of 10 s")
+    assert told.stdout.count("\n") == 1
+    assert [file.name for file in Path("a").iterdir()] == ["records.jsonl"]
+
+
+def test_a_full_disk_does_not_take_the_summary_with_it(
+    shell: CliRunner, server: TruthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(writer: RecordWriter, data: bytes) -> None:
+        writer._failure = OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "_append", full)
+    done = run(shell, server, *LOAD, "--output", "out")
+    assert done.exit_code == 1
+    assert "attained" in done.stdout
+    assert done.stderr.endswith("records.jsonl: cannot be written: No space left on device\n")
+
+
+def test_a_report_that_cannot_be_written_is_printed_and_leaves_the_old_files(
+    shell: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path / "a", run_info(), SMALL)
+    assert shell.invoke(main, ["bench", "report", "a"]).exit_code == 0
+    before = (folder / "summary.json").read_bytes()
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    failed = shell.invoke(main, ["bench", "report", "a", "--send-lag-limit", "7"])
+    assert failed.exit_code == 1
+    assert "attained" in failed.stdout
+    assert failed.stderr.endswith("cannot be written: No space left on device\n")
+    assert (folder / "summary.json").read_bytes() == before
+    assert not list(folder.glob("*.new"))
+
+
+def test_a_full_a_closed_and_an_ascii_output_end_without_a_traceback(tmp_path: Path) -> None:
+    written(tmp_path / "a", run_info(), SMALL)
+    full = shell_line("headrace bench report a >/dev/full", tmp_path)
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == "error: standard output: cannot be written: No space left on device"
+    assert "Traceback" not in full.stderr and "Exception" not in full.stderr
+    closed = shell_line("headrace bench report a | true; exit ${PIPESTATUS[0]}", tmp_path)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    plain = shell_line("headrace bench report a", tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert plain.returncode == 0, plain.stderr
+    assert "gr?n" in plain.stdout
+
+
+@pytest.mark.parametrize("missing", ["aiohttp", "matplotlib"])
+def test_a_missing_package_is_named_with_its_remedy(
+    shell: CliRunner, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    failed = shell.invoke(main, ["bench", "run", "--target", "http://127.0.0.1:1", "--model", "m", *LOAD])
+    assert failed.exit_code == 1
+    assert failed.stderr == f"error: headrace bench needs {missing}; pip install 'headrace[bench]' brings it\n"

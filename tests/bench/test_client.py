@@ -519,6 +519,50 @@ async def test_a_question_before_the_run(server: TruthServer) -> None:
             await client.post_json("/tokenize", {})
 
 
+async def test_an_answer_without_end_to_a_question_is_cut_off(
+    server: TruthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_QUESTION_BYTES", 1000)
+    async with client_of(server.url) as client:
+        with pytest.raises(ConfigError, match="/v1/x answers with more than 1000 bytes"):
+            await client.post_json("/v1/x", {"truth": {"status": 200, "body": "x" * 2000}})
+
+
+async def test_a_question_waits_less_long_than_a_request(server: TruthServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_QUESTION_S", 0.2)
+    async with client_of(server.url) as client:
+        with pytest.raises(ConfigError, match=r"does not answer: not within 0\.2 s"):
+            await client.post_json("/v1/x", {"truth": {"headers_delay_ms": 60_000}})
+
+
+# Servers that send what no server should
+
+
+async def test_a_usage_that_cannot_be_is_none_and_noted(server: TruthServer) -> None:
+    raw = 'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":%d}}\n\n'
+    for count in (2**70, -41, 100_000):
+        chunks = [Chunk(), Chunk(kind="raw", text=raw % count)]
+        record = (await ask(server, Truth(chunks=chunks, usage="never"))).record
+        assert (record.outcome, record.usage_seen, record.output_tokens) == ("ok", False, 1)
+        assert (record.prompt_tokens, record.chunk_tokens) == (None, [])
+        assert "completion_tokens" in str(record.note)
+
+
+async def test_long_texts_of_the_server_are_shortened(server: TruthServer) -> None:
+    raw = 'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"%s"}]}\n\n' % ("y" * 4000)
+    headers = {"x-request-id": "r" * 4000, "x-headrace-lane": "l" * 4000}
+    truth = Truth(chunks=[Chunk(kind="raw", text=raw)], headers=headers, finish=False)
+    record = (await ask(server, truth)).record
+    assert record.outcome == "ok"
+    for text in (record.request_id, record.served_lane, record.finish_reason):
+        assert len(text or "") == 300
+
+
+def test_what_a_record_keeps_of_a_header_can_be_written() -> None:
+    assert client_module._kept("a\udcff") == "a?"
+    assert client_module._kept(None) is None
+
+
 # https
 
 

@@ -327,3 +327,17 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]
 
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_runs_too_short_for_any_percentile_are_compared_figure_by_figure() -> None:
+    """Five requests: no percentile is worth a comparison, which each of them says."""
+    records = [answered(i, i * 1000.0, ttft_ms=20 + i, gaps_ms=(5, 6)) for i in range(5)]
+    short = build_columns(run_info(), records)
+    whole = build_columns(run_info(interrupted=True, duration_s=0.5), records[:1])
+    for a, b in ((short, short), (short, whole), (whole, whole)):
+        comparison = _compare([a], [b])
+        words = {s.figure: s.words for s in comparison.statements if s.scale == "latency"}
+        assert len(words) == 7
+        assert all(text.startswith("cannot be compared, A and B too short: A is worth") for text in words.values()), (
+            words
+        )

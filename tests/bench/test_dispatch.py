@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.bench.drive.client import Sent, new_record
 from headrace.bench.drive.dispatch import Dispatcher
 from headrace.bench.planned import PlannedRequest, Schedule
-from headrace.bench.records import Outcome, RequestRecord
+from headrace.bench.records import INTERRUPTED, Outcome, RequestRecord
 from headrace.bench.requests.bodies import Turn, Wire
 from headrace.errors import ConfigError
 from tests.bench.simulated_loop import SimulatedLoop, simulate
@@ -284,8 +284,18 @@ def test_an_interrupt_with_nothing_in_flight_ends_at_once() -> None:
 def test_the_second_interrupt_ends_at_once() -> None:
     bench = Bench([request(0, 0)], service_s=lambda _: 100, drain_s=50)
     records = bench.run(1, 2)
-    assert records[0].outcome == "cancelled"
+    assert (records[0].outcome, records[0].error) == ("cancelled", INTERRUPTED)
     assert bench.ended_ns <= 2 * S + TICK_NS
+
+
+def test_only_what_the_second_interrupt_cancelled_says_so() -> None:
+    requests = [request(0, 0), request(1, 0), request(2, 0, after=1)]
+    bench = Bench(requests, service_s=lambda r: 100 if r.index else 0.5, drain_s=5)
+    records = bench.run(1, 2)
+    assert [records[i].error for i in range(3)] == [None, INTERRUPTED, INTERRUPTED]
+    # The drain's end cuts off what had its time: the server's doing.
+    records = Bench([request(0, 0)], service_s=lambda _: 100, drain_s=5).run(1)
+    assert (records[0].outcome, records[0].error) == ("cancelled", None)
 
 
 def test_an_interrupt_in_the_drain_does_not_lengthen_it() -> None:

@@ -116,6 +116,31 @@ def test_whatever_comes_from_outside_is_escaped() -> None:
     assert any(EVIL in label for label in labels)
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_that_the_plots_font_does_not_have_or_that_look_like_formulas_are_drawn_as_they_are() -> None:
+    names = ["$x_1^{$", "対話 🙂", "a\\1b", "--><b>", "W" * 300]
+    records = [answered(i, i * 10, ttft_ms=i + 1, class_name=name) for i in range(8) for name in names]
+    page = _report(run_info(), records)
+    drawn = re.findall(r'<g id="share-lane-\d+">.*?<text[^>]*>([^<]*)<', page, flags=re.DOTALL)
+    assert sorted(drawn) == sorted([*[text(name) for name in names[:-1]], "W" * 39 + "…"])
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    control = "".join([chr(code) for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if code != 0x0A])
+    evil = f"evil{control}\u202e"
+    info = run_info(target=evil, model=evil, label=evil, source={evil: evil}, machine={"cpu": evil}, started_at=evil)
+    records = [answered(i, i * 10, ttft_ms=i + 1, class_name=evil) for i in range(10)]
+    records.append(failed(99, 500, "error", error=evil, status=500, class_name=evil))
+    page = _report(info, records)
+    assert not set(page) & set(control + "\u202e")
+    assert page.count("\\x1b") >= 5 and page.count("\\x9b") >= 5
+
+
+def test_a_run_without_an_answer_says_so_first() -> None:
+    texts = "".join(_parse(_report(run_info(), [failed(i, i * 100, "refused") for i in range(5)])).texts)
+    assert "Nothing was answered. Of 5 offered requests not one." in texts
+
+
 def test_a_sound_run_has_no_banner_of_alarm() -> None:
     shown = "".join(_parse(_usual()).texts)
     assert "This run is invalid." not in shown
@@ -156,10 +181,12 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert _usual() == _usual()
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "records",
     [
         [],
+        [answered(0, 0, ttft_ms=1, output_tokens=-3)],  # matplotlib was given a scale without a length
         [failed(i, i * 100, "refused") for i in range(5)],
         [answered(0, 0, ttft_ms=0)],
         [answered(i, i, ttft_ms=0, gaps_ms=(0, 0)) for i in range(500)],

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.bench.planned import RIGHT_STATUSES, MalformedKind, SloTarget
 from headrace.bench.records import Outcome, RequestRecord
-from headrace.bench.results.judge import judge, judge_refusal
+from headrace.bench.results.judge import drained_from_ns, judge, judge_refusal
 from headrace.bench.results.latencies import latencies
-from tests.bench.bench_records import answered, failed, ms
+from tests.bench.bench_records import answered, failed, ms, run_info
 
 SLO = SloTarget(ttft_s=0.5, tpot_s=0.1, e2e_s=2.0)
 
@@ -106,6 +106,26 @@ def test_a_closed_loop_request_that_had_already_broken_its_slo_is_a_miss() -> No
     assert judge(dragging, SLO) == ("miss", ("e2e",))
     never_sent = failed(0, 1000, "cancelled", end_ms=9000, user=3, sent_ns=None)
     assert judge(never_sent, SLO).verdict == "not_offered"
+
+
+def test_a_closed_loop_request_that_the_drain_passed_without_is_a_miss() -> None:
+    drained_ns = drained_from_ns(run_info(duration_s=10.0))
+    hung = failed(0, 9900, "cancelled", end_ms=12_000, user=3)
+    assert judge(hung, None, drained_ns=drained_ns) == ("miss", ("cancelled",))
+    assert judge(hung, SloTarget(tpot_s=0.1), drained_ns=drained_ns) == ("miss", ("cancelled",))
+    assert judge(hung, SLO, drained_ns=drained_ns) == ("miss", ("ttft", "e2e")), "bounds say more than the outcome"
+    never_sent = failed(0, 9900, "cancelled", end_ms=12_000, user=3, sent_ns=None)
+    assert judge(never_sent, None, drained_ns=drained_ns).verdict == "not_offered"
+    without_drain = failed(0, 9900, "cancelled", end_ms=10_005, user=3)
+    assert judge(without_drain, None, drained_ns=drained_ns).verdict == "not_offered"
+
+
+def test_a_closed_loop_request_that_a_second_ctrl_c_cut_off_is_not_offered() -> None:
+    drained_ns = drained_from_ns(run_info(duration_s=10.0, interrupted=True))
+    assert judge(failed(0, 9900, "cancelled", end_ms=12_000, user=3), None, drained_ns=drained_ns) == (
+        "not_offered",
+        (),
+    )
 
 
 def test_the_end_of_an_open_loop_leaves_a_miss() -> None:

@@ -16,26 +16,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.bench import record_file
+from headrace.bench.record_checks import IndexSet
 from headrace.bench.record_file import RecordWriter, read_info, read_records, read_run
 from headrace.bench.records import GeneratorHealth, Outcome, RequestRecord, RunInfo
 from headrace.errors import ConfigError
 
-TIMES = st.none() | st.integers(0, 10**15)
-RECORDS = st.builds(
-    RequestRecord,
-    index=st.integers(0, 10**7),
-    class_name=st.text(max_size=8),
-    outcome=st.sampled_from(get_args(Outcome)),
-    due_ns=st.integers(0, 10**15),
-    ready_ns=st.integers(0, 10**15),
-    sent_ns=TIMES,
-    end_ns=TIMES,
-    chunk_ns=st.lists(st.integers(0, 10**15), max_size=5),
-    error=st.none() | st.text(max_size=20),
-    retry_after_s=st.none() | st.floats(0, 1e6),
-    output_tokens=st.integers(0, 10**6),
-    usage_seen=st.booleans(),
-)
+
+@st.composite
+def made_records(draw: st.DrawFn) -> RequestRecord:
+    """What a run writes: moments in the order in which they come, all of them or as far as it got."""
+    moments = sorted(draw(st.lists(st.integers(0, 10**15), min_size=6, max_size=12)))
+    sent = draw(st.booleans())
+    chunk_ns = moments[4:-1] if sent and draw(st.booleans()) else []
+    counted = bool(chunk_ns) and draw(st.booleans())
+    chunk_tokens = [draw(st.integers(0, 9)) for _ in chunk_ns] if counted else []
+    return RequestRecord(
+        index=0,
+        class_name=draw(st.text(max_size=8)),
+        outcome=draw(st.sampled_from(get_args(Outcome))),
+        due_ns=moments[0],
+        ready_ns=moments[1],
+        sent_ns=moments[2] if sent else None,
+        headers_ns=moments[3] if chunk_ns else None,
+        first_ns=chunk_ns[0] if chunk_ns else None,
+        chunk_ns=chunk_ns,
+        chunk_tokens=chunk_tokens,
+        end_ns=moments[-1] if sent else draw(st.none() | st.just(moments[0])),
+        error=draw(st.none() | st.text(max_size=20)),
+        note=draw(st.none() | st.text(max_size=20)),
+        retry_after_s=draw(st.none() | st.floats(0, 1e300)),
+        output_tokens=sum(chunk_tokens) + draw(st.integers(0, 1000)),
+        usage_seen=draw(st.booleans()),
+    )
+
+
+def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
+    return [msgspec.structs.replace(one, index=index) for index, one in enumerate(records)]
+
+
+RECORDS = st.lists(made_records(), max_size=20).map(numbered)
 
 
 def info(**fields: Any) -> RunInfo:
@@ -69,7 +88,7 @@ def write(path: Path, *records: RequestRecord, last: RunInfo = DONE) -> None:
         writer.finish(last)
 
 
-@given(records=st.lists(RECORDS, max_size=20))
+@given(records=RECORDS)
 def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]) -> None:
     path = tmp_path_factory.mktemp("records") / "run.jsonl"
     write(path, *records)
@@ -159,6 +178,100 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
     with pytest.raises(ConfigError) as caught:
         read_run(path)
     assert str(caught.value).startswith(f"{path}:3: is not a request's record: ")
+
+
+SENT = {
+    "sent_ns": 10, "headers_ns": 20, "first_ns": 30, "chunk_ns": [30, 40], "end_ns": 50, "output_tokens": 2,
+}  # fmt: skip
+
+
+def edited(path: Path, number: int, **fields: Any) -> None:
+    """A records file in which someone changed line ``number``."""
+    write(path, record(0, **SENT), record(1, **SENT))
+    lines = path.read_bytes().splitlines()
+    lines[number - 1] = msgspec.json.encode({**msgspec.json.decode(lines[number - 1]), **fields})
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"malformed": "evil"}, "malformed is 'evil'; the kinds are broken_json"),
+        ({"output_tokens": -5}, "output_tokens is -5"),
+        ({"output_tokens": 2**63}, "output_tokens is 9223372036854775808"),
+        ({"prompt_tokens": 10**9}, "prompt_tokens is 1000000000"),
+        ({"input_tokens": -1}, "input_tokens is -1"),
+        ({"due_ns": 2**70}, "due_ns is 0x4"),
+        ({"due_ns": -1}, "due_ns is -1"),
+        ({"end_ns": 10**300}, "end_ns is 0x"),
+        ({"sent_ns": 10**12}, "headers_ns (20) is before sent_ns (1000000000000)"),
+        ({"sent_ns": None}, "has headers_ns and no sent_ns"),
+        ({"ready_ns": 11}, "sent_ns (10) is before ready_ns (11)"),
+        ({"end_ns": 35}, "end_ns (35) is before chunk_ns (40)"),
+        ({"chunk_ns": [2**70]}, "end_ns (50) is before chunk_ns"),
+        ({"chunk_ns": [31, 40]}, "first_ns is 30, the first of chunk_ns 31"),
+        ({"chunk_ns": [30, 2**70], "end_ns": None}, "chunk_ns is 0x4"),
+        ({"chunk_ns": [30, 2**70]}, "end_ns (50) is before chunk_ns"),
+        ({"chunk_ns": [30, 20, 45]}, "chunk_ns is not in ascending order"),
+        ({"chunk_ns": [-5, -9, 3], "first_ns": -5}, "first_ns is -5"),
+        ({"chunk_tokens": [-1, 2]}, "chunk_tokens holds -1"),
+        ({"chunk_tokens": [10**9, 1]}, "chunk_tokens add up to 1000000001"),
+        ({"chunk_tokens": [1]}, "has 2 chunks and chunk_tokens for 1"),
+        ({"index": -1}, "index is -1"),
+        ({"index": 10**12}, "index is 1000000000000"),
+        ({"index": 0}, "is a second record of request 0"),
+        ({"status": -(2**80)}, "status is -0x1"),
+        ({"retry_after_s": -1}, "retry_after_s is -1"),
+        ({"turn": -1}, "turn is -1"),
+        ({"user": -1}, "user is -1"),
+    ],
+)
+def test_a_record_that_cannot_be_is_named_by_its_line(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    path = tmp_path / "run.jsonl"
+    edited(path, 3, **fields)
+    with pytest.raises(ConfigError) as caught:
+        read_run(path)
+    assert str(caught.value).startswith(f"{path}:3: {message}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"wall_s": -1}, "wall_s is -1"),
+        ({"duration_s": 1e300}, "duration_s is 1e+300"),
+        ({"warmup_s": -1}, "warmup_s is -1"),
+        ({"concurrency": -5}, "concurrency is -5"),
+        ({"slos": {"all": {"ttft_s": -1.0}}}, "'slos.all.ttft_s' is -1, not more than 0 s"),
+        ({"slos": {"all": {"x": 1.0}}}, "'slos.all.x': unknown bound"),
+        ({"health": {"cpu_share": -1.0, "loop_lag_p99_s": 0, "peak_in_flight": 1}}, "health.cpu_share is -1"),
+        ({"health": {"cpu_share": 0, "loop_lag_p99_s": 0, "peak_in_flight": -1}}, "health.peak_in_flight is -1"),
+    ],
+)
+def test_facts_that_no_run_has_are_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    path = tmp_path / "run.jsonl"
+    edited(path, 1, **fields)
+    with pytest.raises(ConfigError) as caught:
+        read_run(path)
+    assert str(caught.value).startswith(f"{path}:1: {message}")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_line_nested_too_deep_is_named(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, record(0))
+    lines = path.read_bytes().splitlines()
+    lines[number - 1] = b'{"source": ' + b"[" * 100_000
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    with pytest.raises(ConfigError, match=rf":{number}: is not "):
+        read_run(path)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=300))
+def test_a_number_is_new_once(indexes: list[int]) -> None:
+    seen, expected = IndexSet(), set[int]()
+    for index in indexes:
+        assert seen.add(index) is (index not in expected)
+        expected.add(index)
 
 
 def test_blank_lines_are_passed_over(tmp_path: Path) -> None:

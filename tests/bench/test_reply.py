@@ -6,9 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.bench.drive.reply import MAX_ERROR_CHARS, Reply, error_text
 from headrace.bench.drive.sse import SseEvent
+from headrace.bench.drive.usage import Counts
+from headrace.bench.records import MOST_TOKENS
 
 
 def event(fields: Any, kind: str = "message") -> SseEvent:
@@ -95,6 +99,99 @@ def test_cached_tokens_in_both_shapes() -> None:
     for usage in (openai, deepseek):
         reply = stream(event({"choices": [], "usage": usage}))
         assert (reply.prompt_tokens, reply.cached_tokens) == (5, 4)
+
+
+HOSTILE_COUNTS = [-1, -5, 2**63, 2**70, 10**300, MOST_TOKENS + 1, 3_000_000_000, 4.5, True, "5", [5], {"n": 5}]
+
+
+@pytest.mark.parametrize("count", HOSTILE_COUNTS)
+@pytest.mark.parametrize("field", ["completion_tokens", "prompt_tokens", "prompt_cache_hit_tokens"])
+def test_a_count_that_cannot_be_is_no_usage_and_noted_and_no_error(field: str, count: Any) -> None:
+    usage = {**counted(1), field: count}
+    reply = stream(delta(content="a"), event({"choices": [], "usage": usage}), event(b"[DONE]"))
+    assert reply.whole
+    assert reply.counts == Counts()
+    assert "usage: " in str(reply.usage_note)
+    assert reply.chunk_tokens == []
+
+
+@pytest.mark.parametrize("usage", [b"[]", b"7", b'"x"', b'{"completion_tokens": 1e999}', b"[" * 5000 + b"]" * 5000])
+def test_a_usage_that_is_none_is_no_error_of_the_answer(usage: bytes) -> None:
+    reply = stream(delta(content="a"), event(b'{"choices": [], "usage": ' + usage + b"}"), event(b"[DONE]"))
+    assert reply.completion_tokens is None
+    if len(usage) < 5000:  # beyond the decoder's depth the whole event is unreadable
+        assert reply.whole
+        assert reply.usage_note is not None
+
+
+@pytest.mark.parametrize("count", [5, 5.0])
+def test_a_whole_number_counts_however_it_is_written(count: float) -> None:
+    reply = stream(event({"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": count}}))
+    assert (reply.counts, reply.usage_note) == (Counts(5, 5, None), None)
+
+
+def test_once_a_count_cannot_be_no_later_one_is_believed() -> None:
+    reply = stream(delta(counted(1), content="a"), delta(counted(-2), content="b"), delta(counted(3), content="c"))
+    assert reply.counts == Counts()
+    assert reply.chunk_tokens == []
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "claimed", "believed"),
+    [(" ", 16, 100_000, False), (" ", 16, 17, True), ("x" * 900, 16, 800, True), (" ", None, 100_000, True)],
+)
+def test_a_count_far_beyond_what_was_asked_for_and_can_be_seen_is_not_believed(
+    text: str, asked: int | None, claimed: int, believed: bool
+) -> None:
+    reply = Reply(asked_tokens=asked)
+    reply.take(delta(counted(claimed), content=text), 100)
+    reply.take(event(b"[DONE]"), 101)
+    assert reply.whole
+    assert reply.completion_tokens == (claimed if believed else None)
+    assert reply.chunk_tokens == ([claimed] if believed else [])
+    assert (reply.usage_note is None) is believed
+
+
+def test_tokens_per_chunk_are_unknown_when_the_final_count_is_less_than_theirs() -> None:
+    reply = stream(delta(counted(4), content="a"), event({"choices": [], "usage": counted(2)}))
+    assert (reply.completion_tokens, reply.chunk_tokens) == (2, [])
+
+
+@given(st.lists(st.integers(-3, 12), max_size=8), st.integers(-3, 40))
+def test_tokens_per_chunk_never_exceed_the_answers(counts: list[int], final: int) -> None:
+    chunks = [delta(counted(count), content="a") for count in counts]
+    reply = stream(*chunks, event({"choices": [], "usage": counted(final)}))
+    assert all(tokens >= 0 for tokens in reply.chunk_tokens)
+    assert sum(reply.chunk_tokens) <= (reply.completion_tokens or 0)
+
+
+@pytest.mark.parametrize(
+    "nulls",
+    [
+        b"null",
+        b'{"choices": null, "usage": null, "error": null, "id": null}',
+        b'{"choices": [null, {"delta": null, "text": null, "finish_reason": null}]}',
+        b'{"choices": [], "usage": {"prompt_tokens": null, "completion_tokens": null, "prompt_tokens_details": null}}',
+    ],
+)
+def test_null_fields_are_no_error(nulls: bytes) -> None:
+    reply = stream(event(nulls), delta(content="a"), event(nulls), event(b"[DONE]"))
+    assert reply.whole
+    assert (reply.chunk_ns, reply.counts, reply.usage_note) == ([101], Counts(), None)
+
+
+def test_finish_reasons_and_ids_are_shortened() -> None:
+    long = {"id": "i" * 5000, "choices": [{"delta": {"content": "a"}, "finish_reason": {"x": "y" * 5000}}]}
+    reply = stream(event(long))
+    assert (len(reply.id or ""), len(reply.finish_reason or "")) == (MAX_ERROR_CHARS, MAX_ERROR_CHARS)
+    long["choices"] = [{"delta": {}, "finish_reason": "stop" * 500}]
+    assert len(stream(event(long)).finish_reason or "") == MAX_ERROR_CHARS
+
+
+def test_an_event_nested_too_deep_is_an_error() -> None:
+    deep = b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    assert "not OpenAI's" in str(stream(event(deep)).error)
+    assert error_text(deep) == deep[:MAX_ERROR_CHARS].decode()
 
 
 @pytest.mark.parametrize(

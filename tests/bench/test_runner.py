@@ -22,7 +22,7 @@ from headrace.bench.drive.runner import RunSettings, run
 from headrace.bench.load.build_schedule import schedule_sha256
 from headrace.bench.planned import PlannedRequest, Schedule, SloTarget
 from headrace.bench.record_file import RunResult, read_run
-from headrace.bench.records import RequestRecord
+from headrace.bench.records import INTERRUPTED, RequestRecord
 from headrace.bench.requests.bodies import RequestBodies, Turn, Wire
 from headrace.bench.requests.texts import PromptTexts
 from headrace.bench.requests.token_scale import TokenScale
@@ -227,7 +227,19 @@ def test_ctrl_c_stops_sending_drains_and_keeps_the_records(server: TruthServer, 
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_twice_ends_at_once_and_keeps_the_records(server: TruthServer, tmp_path: Path) -> None:
+def test_a_usage_that_is_not_believed_is_a_warning(server: TruthServer) -> None:
+    raw = 'data: {"choices":[],"usage":{"completion_tokens":-5}}\n\n'
+    truth = {"chunks": [{}, {"kind": "raw", "text": raw}], "usage": "never"}
+    result = go(server.url, schedule([planned(0, 0.0, truth), planned(1, 0.0, {"tokens": 1})], 0.1))
+    assert result.warnings == [
+        "the usage of 1 answers is not believed and not used; the first: usage: completion_tokens is -5, not from 0 "
+        "to 10000000"
+    ]
+
+
+def test_ctrl_c_twice_ends_at_once_and_keeps_the_records(
+    server: TruthServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     requests = [planned(i, i * 0.05, {"tokens": 3, "end": "stall"}) for i in range(200)]
     path = tmp_path / "run.jsonl"
     timers = interrupt_at(0.5, 0.8)
@@ -237,6 +249,12 @@ def test_ctrl_c_twice_ends_at_once_and_keeps_the_records(server: TruthServer, tm
     assert result.info.interrupted
     assert result.info.wall_s < 5
     assert {record.outcome for record in result.records} == {"cancelled"}
+    assert {record.error for record in result.records} == {INTERRUPTED}
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert "waits up to 60 s for" in told[0]
+    assert "a second Ctrl-C ends it now" in told[0]
+    assert "ends now" in told[1]
     assert any(record.output_tokens == 3 for record in result.records)
     assert read_run(path).records == result.records
 

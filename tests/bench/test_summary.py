@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.bench.planned import SloTarget
 from headrace.bench.records import GENERATOR_FAULT, GeneratorHealth, Outcome, RequestRecord
+from headrace.bench.results import columns as columns_module
 from headrace.bench.results.columns import OUTCOMES, build_columns, chunk_weights, gaps_s
 from headrace.bench.results.figures import Limits
 from headrace.bench.results.judge import judge
@@ -55,12 +56,14 @@ def test_counts_attainment_and_rates_of_a_small_run() -> None:
     assert whole.offered_rps == 9 / 8
     assert whole.sent_rps == 9 / 8
     assert whole.completed_rps == 4 / 8, "requests 1, 2, 3 and 8; request 9 came after the window"
-    assert whole.goodput_rps == 3 / 8
-    # Tokens that arrived between 2 s and 10 s: 4 + 2 + 2 of requests 1 to 3, 2 of the cut one, 1 of request 8.
-    assert whole.output_tokens_per_s == 11 / 8
-    # Prompts of 10 tokens whose first token came in the window: requests 1, 2, 3, 5, 8.
-    assert whole.input_tokens_per_s == 50 / 8
-    assert whole.total_tokens_per_s == 61 / 8
+    assert whole.goodput_rps == 2 / 8, "requests 1 and 8; request 9 is good and came after the window"
+    assert whole.ended_after == 2, "requests 6 and 9"
+    # Tokens that arrived between 2 s and 10 s: 4 + 2 + 2 of requests 1 to 3, 1 of request 8.
+    assert whole.output_tokens_per_s == 9 / 8
+    assert whole.wasted_tokens_per_s == 2 / 8, "those of the cut stream"
+    # Prompts of 10 tokens whose first token came in the window, of whole answers: requests 1, 2, 3, 8.
+    assert whole.input_tokens_per_s == 40 / 8
+    assert whole.total_tokens_per_s == 49 / 8
 
 
 def test_latencies_of_a_small_run() -> None:
@@ -149,6 +152,7 @@ def test_classes_without_lanes_are_lanes() -> None:
     summary = summarise(run_info(), records)
     assert summary.classes_are_lanes
     assert [g.name for g in summary.groups] == ["all", "a", "b"]
+    assert [g.name for g in summarise(run_info(), records[:1]).groups] == ["a"], "one row for one class"
     assert [msgspec.structs.replace(g, kind="class") for g in summary.lanes] == summary.classes
 
 
@@ -188,6 +192,20 @@ def test_several_tokens_in_a_chunk_share_its_time() -> None:
 def test_chunks_without_counts_share_the_tokens_that_usage_says() -> None:
     columns = build_columns(run_info(), [answered(0, 0, ttft_ms=10, gaps_ms=(10, 10, 10), output_tokens=10)])
     assert chunk_weights(columns).tolist() == [2.5] * 4
+
+
+def test_more_tokens_in_chunks_than_memory_should_hold_count_as_one_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "MOST_TOKENS_APART", 5)
+    record = answered(0, 0, ttft_ms=0, gaps_ms=(50,), chunk_tokens=[3, 3], output_tokens=6)
+    columns = build_columns(run_info(), [record])
+    assert gaps_s(columns, np.array([True]))[0].tolist() == [0.05]
+    assert chunk_weights(columns).tolist() == [3, 3]
+
+
+def test_a_chunk_of_less_than_no_tokens_is_refused() -> None:
+    record = answered(0, 0, ttft_ms=0, gaps_ms=(50,), chunk_tokens=[3, -1], output_tokens=2)
+    with pytest.raises(ConfigError, match="less than 0 tokens"):
+        build_columns(run_info(), [record])
 
 
 def test_order_of_records_does_not_matter() -> None:
@@ -334,6 +352,7 @@ def test_every_group_adds_up(records: list[RequestRecord]) -> None:
     for group in (summary.whole, *summary.lanes, *summary.classes):
         assert sum(group.outcomes.values()) == group.offered
         assert 0 <= group.good_from_due <= group.good <= group.outcomes.get("ok", 0)
+        assert 0 <= group.goodput_rps <= group.completed_rps
         assert sum(group.missed_by.values()) >= group.offered - group.good
         assert (group.attainment is None) == (group.offered == 0)
         if group.attainment is not None:

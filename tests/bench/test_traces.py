@@ -372,6 +372,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, float], probl
         TraceOptions(**options)  # type: ignore[arg-type]
 
 
+_header_texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E))
 _own_rows = st.lists(
     st.fixed_dictionaries(
         {
@@ -381,9 +382,9 @@ _own_rows = st.lists(
         },
         optional={
             "class": st.text(),
-            "lane": st.text(),
+            "lane": _header_texts,
             "session": st.sampled_from(["a", "b"]),
-            "headers": st.dictionaries(st.text(), st.text()),
+            "headers": st.dictionaries(st.from_regex(r"x-[a-z0-9_-]+", fullmatch=True), _header_texts),
         },
     ),
     min_size=1,
@@ -461,3 +462,31 @@ def test_the_mooncake_trace_has_its_published_prefix_hits() -> None:
     # An ideal prefix cache hits 36.6 % of the blocks: every block but its first use.
     assert round(1 - len(blocks) / blocks.total(), 3) == 0.366
     assert all(len(row.hash_ids) == -(-row.input_tokens // 512) for row in got)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "lane": "a\\nb"}', "the lane 'a\\nb' is not fit"),
+        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "session": "\\u0000"}', "the session"),
+        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "headers": {"x-a": "\\r\\n"}}', "headers: not fit"),
+        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "headers": {"a b": "c"}}', "headers: 'a b' is no name"),
+        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "headers": {"Content-Length": "1"}}', "headers: "),
+        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "hash_ids": [-1]}', "hash_ids"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_its_line(tmp_path: Path, line: str, problem: str) -> None:
+    good = '{"at_s": 0, "input_tokens": 5, "output_tokens": 1, "lane": "chat", "headers": {"x-a": "b"}}'
+    with pytest.raises(ConfigError) as caught:
+        rows(tmp_path, f"{good}\n{line}\n")
+    assert ", line 2: " in str(caught.value) and problem in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [-1, 2**63])
+def test_hash_ids_are_numbers_that_texts_can_be_made_of(tmp_path: Path, number: int) -> None:
+    line = f'{{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [{number}]}}'
+    with pytest.raises(ConfigError, match=r"line 1: .*hash_ids"):
+        rows(tmp_path, line)
+    bailian = f'{{"chat_id": 1, "timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [{number}]}}'
+    with pytest.raises(ConfigError, match=r"line 1: .*hash_ids"):
+        rows(tmp_path, bailian)

@@ -136,6 +136,9 @@ def with_class(lines: str) -> str:
         (with_class('lane: "a\\nb"'), "w.yaml:7: classes.chat.lane: not fit for an HTTP header"),
         (with_class("headers: {x-a: ü}"), "w.yaml:7: classes.chat.headers: not fit for an HTTP header"),
         (with_class("body: 7"), "w.yaml:7: classes.chat.body: expected a mapping"),
+        (with_class("body: {max_tokens: 1}"), "w.yaml:7: classes.chat.body: max_tokens is set by the tool itself"),
+        (with_class("body: {stream_options: {}}"), "w.yaml:7: classes.chat.body: stream_options is set by"),
+        (with_class("headers: {content-length: '3'}"), "w.yaml:7: classes.chat.headers: the header content-length"),
         (with_class("shared_prefix: {tokens: 0}"), "w.yaml:7: classes.chat.shared_prefix.tokens: 0 is out of range"),
         (with_class("shared_prefix: {count: 2}"), "w.yaml:7: classes.chat.shared_prefix: tokens is missing"),
         (
@@ -227,6 +230,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("did you mean mixed-enterprise? (there: mixed-enterprise")):
         load_workload("mixed-enterprize")
     with pytest.raises(ConfigError, match="no workload file"):
+        load_workload(str(tmp_path / "none.yaml"))
+    with pytest.raises(ConfigError, match="is a folder"):
         load_workload(str(tmp_path))
 
 

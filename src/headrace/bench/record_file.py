@@ -19,6 +19,7 @@ from typing import BinaryIO, Self
 
 import msgspec
 
+from headrace.bench.record_checks import IndexSet, check_info, check_record
 from headrace.bench.records import RequestRecord, RunInfo
 from headrace.errors import ConfigError
 
@@ -33,6 +34,14 @@ class RunResult:
     info: RunInfo
     records: list[RequestRecord]
     warnings: list[str] = field(default_factory=list)
+
+
+class RecordsNotWritten(ConfigError):
+    """A run ended, but its records are not all in their file (a full disk). ``result`` still has them."""
+
+    def __init__(self, error: ConfigError, result: RunResult) -> None:
+        super().__init__(str(error))
+        self.result = result
 
 
 class RecordWriter:
@@ -148,30 +157,36 @@ def read_info(path: Path) -> RunInfo:
     if not first.strip():
         raise ConfigError("is empty; the first line of a records file holds the run's facts", where=str(path))
     try:
-        return msgspec.json.decode(first, type=RunInfo)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        info = msgspec.json.decode(first, type=RunInfo)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"is not the facts of a run ({error}); is this a file that `headrace bench run` wrote?"
         raise ConfigError(message, where=f"{path}:1") from error
+    check_info(info, f"{path}:1")
+    return info
 
 
 def read_records(path: Path, warn: Callable[[str], None]) -> Iterator[RequestRecord]:
     """The records one after the other, so that a file larger than memory can be gone through.
 
     ``warn`` gets a sentence when the last line was cut. Raises ConfigError, with the line's number, for any
-    other line that is no record.
+    other line that is no record, for a record that cannot be (``record_checks``), and for a request's second one.
     """
     decode = msgspec.json.Decoder(RequestRecord).decode
+    seen = IndexSet()
     with _opened(path) as lines:
         for number, line in enumerate(lines, 1):
             if number == 1 or not line.strip():
                 continue
             try:
                 record = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     warn(f"{path}:{number}: the last line was cut and is left out")
                     return
                 raise ConfigError(f"is not a request's record: {error}", where=f"{path}:{number}") from error
+            check_record(record, f"{path}:{number}")
+            if not seen.add(record.index):
+                raise ConfigError(f"is a second record of request {record.index}", where=f"{path}:{number}")
             yield record
 
 

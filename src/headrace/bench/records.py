@@ -12,6 +12,13 @@ or another status. ``refused``: no connection. ``cut``: the stream ended early o
 request limit passed. ``error``: an error event, or an answer that is none. ``cancelled``: the run ended first."""
 
 
+MOST_TOKENS = 10_000_000
+"""The most tokens that a prompt or an answer is believed to have: several times the longest context in use."""
+
+INTERRUPTED = "interrupted"
+"""The error of a request that was ``cancelled`` because the operator ended the run at once (a second Ctrl-C): it
+says nothing about the server."""
+
 GENERATOR_FAULT = "generator: "
 """Begins the error of a request that failed because of this machine, not of the server (no file descriptor, no
 port): a run with one is not valid."""
@@ -56,6 +63,8 @@ class RequestRecord(Struct, omit_defaults=True):
     retry_after_s: float | None = None
     input_tokens: int = 0
     """As planned."""
+    note: str | None = None
+    """Why the server's usage was not believed: the record then has none."""
     prompt_tokens: int | None = None
     """As the server counted."""
     cached_tokens: int | None = None

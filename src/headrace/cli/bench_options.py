@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
+from headrace.bench.load.request_fields import body_problem, header_problem
 from headrace.bench.planned import SloTarget
 from headrace.bench.results.figures import Limits
+from headrace.cli.bench_values import MILLISECONDS, POSITIVE_S, SECONDS, SEED, TEXT
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--target", required=True, metavar="URL", help="Server, e.g. http://127.0.0.1:8000 (with or without /v1)."
     ),
-    click.option("--model", required=True, metavar="NAME", help="Model name that requests carry."),
+    click.option("--model", required=True, type=TEXT, metavar="NAME", help="Model name that requests carry."),
     click.option("--workload", metavar="NAME|FILE", help="Workload file, or the name of one that comes with headrace."),
     click.option("--input-length", metavar="FORM", help=f"Prompt tokens without a workload file [{_DEFAULT_INPUT}]."),
     click.option("--output-length", metavar="FORM", help=f"Output tokens without a workload file [{_DEFAULT_OUTPUT}]."),
@@ -38,13 +40,13 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         help="The model's context: long lengths of the workload are scaled to it.",
     ),
     click.option("--lane", metavar="NAME", help="Lane of every request, without a workload file."),
-    click.option("--slo-ttft", "slo_ttft_s", type=float, metavar="S", help="SLO without a workload file: TTFT."),
-    click.option("--slo-tpot", "slo_tpot_s", type=float, metavar="S", help="SLO without a workload file: TPOT."),
-    click.option("--slo-e2e", "slo_e2e_s", type=float, metavar="S", help="SLO without a workload file: E2E."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the whole load."),
+    click.option("--slo-ttft", "slo_ttft_s", type=POSITIVE_S, metavar="S", help="SLO without a workload file: TTFT."),
+    click.option("--slo-tpot", "slo_tpot_s", type=POSITIVE_S, metavar="S", help="SLO without a workload file: TPOT."),
+    click.option("--slo-e2e", "slo_e2e_s", type=POSITIVE_S, metavar="S", help="SLO without a workload file: E2E."),
+    click.option("--seed", type=SEED, default=0, show_default=True, help="Of the whole load."),
     click.option(
         "--salt",
-        type=click.IntRange(min=0),
+        type=SEED,
         help="Of the prompts' texts [random, so that no cache of an earlier run answers].",
     ),
     click.option("--endpoint", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
@@ -65,31 +67,33 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option("--body", metavar="JSON", help="Fields of every request, e.g. '{\"temperature\": 0}'."),
     click.option("--api-key-env", metavar="VARIABLE", help="Variable with the API key [OPENAI_API_KEY if set]."),
     click.option(
-        "--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S", help="Per request."
+        "--timeout", "timeout_s", type=POSITIVE_S, default=600.0, show_default=True, metavar="S", help="Per request."
     ),
-    click.option("--connect-timeout", "connect_timeout_s", type=float, default=10.0, show_default=True, metavar="S"),
+    click.option(
+        "--connect-timeout", "connect_timeout_s", type=POSITIVE_S, default=10.0, show_default=True, metavar="S"
+    ),
     click.option(
         "--drain",
         "drain_s",
-        type=float,
+        type=SECONDS,
         default=60.0,
         show_default=True,
         metavar="S",
         help="How long requests may still run after the duration.",
     ),
     click.option(
-        "--warmup", "warmup_s", type=float, default=0.0, show_default=True, metavar="S", help="Left out at the start."
+        "--warmup", "warmup_s", type=SECONDS, default=0.0, show_default=True, metavar="S", help="Left out at the start."
     ),
     click.option(
         "--send-lag-limit",
         "send_lag_limit_ms",
-        type=float,
+        type=MILLISECONDS,
         default=10.0,
         show_default=True,
         metavar="MS",
         help="A p99 of the generator's own lateness beyond it makes the run invalid.",
     ),
-    click.option("--label", default="", metavar="TEXT", help="A name for the run in reports."),
+    click.option("--label", default="", type=TEXT, metavar="TEXT", help="A name for the run in reports."),
 )
 
 
@@ -177,15 +181,9 @@ class LoadOptions:
         return LoadedWorkload(workload, "command line", Path())
 
     def run_settings(self) -> RunSettings:
-        """Where to, and how long. Raises ConfigError."""
+        """Where to, and how long."""
         from headrace.bench.drive.runner import RunSettings
 
-        for name, seconds in (("--timeout", self.timeout_s), ("--connect-timeout", self.connect_timeout_s)):
-            if not seconds > 0:
-                raise ConfigError("must be more than 0 seconds", where=name)
-        for name, seconds in (("--drain", self.drain_s), ("--warmup", self.warmup_s)):
-            if not seconds >= 0:
-                raise ConfigError("must be 0 seconds or more", where=name)
         return RunSettings(
             target=self.target,
             model=self.model,
@@ -218,15 +216,21 @@ class LoadOptions:
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise ConfigError(f"{text!r} is not NAME:VALUE", where="--header")
-    return name.strip().lower(), value.strip()
+    name, value = name.strip().lower(), value.strip()
+    if not colon or not name:
+        raise ConfigError(f"{text[:60]!a} is not NAME:VALUE", where="--header")
+    if problem := header_problem(name, value):
+        raise ConfigError(problem, where="--header")
+    return name, value
 
 
 def _fields(text: str | None) -> dict[str, object]:
     if text is None:
         return {}
     try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.MsgspecError as error:
+        fields = msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"is not a JSON object: {error}", where="--body") from error
+    if problem := body_problem(fields):
+        raise ConfigError(problem, where="--body")
+    return fields

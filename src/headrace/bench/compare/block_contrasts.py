@@ -82,7 +82,7 @@ def _lane_series(columns: Columns, lane: str | None) -> _LaneSeries:
         offered &= columns.lane(lane)
     statistics = {}
     if lane is not None:
-        answered = offered & columns.outcome("ok")
+        answered = offered & columns.answered
         position = np.cumsum(offered) - 1
         for metric in dict.fromkeys([metric for metric, _ in LATENCY_FIGURES]):
             values, owners = _values(columns, metric, answered, position)
@@ -177,7 +177,9 @@ def _resampled(
         for weights in block_weights(rng, len(a.index), length_a, resamples):
             rows_a.append(logs(a, weights))
             rows_b.append(logs(b, weights if paired else next(weights_b)))
-    return np.array(rows_a).reshape(-1, len(keys)), np.array(rows_b).reshape(-1, len(keys))
+    # Shaped by both counts: where no figure is comparable there is nothing in them to count rows by.
+    shape = (len(rows_a), len(keys))
+    return np.array(rows_a).reshape(shape), np.array(rows_b).reshape(shape)
 
 
 def _standard_error(
@@ -198,7 +200,9 @@ def _too_few(a: _Statistic | None, b: _Statistic | None, permille: int) -> str:
     if a.value <= 0 or b.value <= 0:
         return "it is 0, which has no ratio"
     needed = _BEYOND * 1000 // (1000 - permille)
-    return f"cannot be compared: A is worth {a.worth:,} and B {b.worth:,} independent values, {needed:,} are needed"
+    short = " and ".join([side for side, of in (("A", a), ("B", b)) if not of.comparable])
+    worth = f"A is worth {a.worth:,} and B {b.worth:,} independent values, {needed:,} are needed"
+    return f"cannot be compared, {short} too short: {worth}"
 
 
 def _attainment(name: str, a: _LaneSeries, b: _LaneSeries, confidence: float) -> Contrast:
@@ -241,8 +245,10 @@ def _token_bins(columns: Columns) -> FloatArray:
     window = measured_window(columns.info)
     bins = max(_THROUGHPUT_BINS, round(window.length_s))
     times_s = columns.chunk_ns / 1e9
+    # As in the summary: tokens of answers that failed are no throughput.
+    whole = np.repeat(columns.outcome("ok"), np.diff(columns.chunk_starts))
     counted, edges = np.histogram(
-        times_s, bins=bins, range=(window.start_s, window.end_s), weights=chunk_weights(columns)
+        times_s, bins=bins, range=(window.start_s, window.end_s), weights=np.where(whole, chunk_weights(columns), 0.0)
     )
     rates: FloatArray = counted / (edges[1] - edges[0])
     return rates

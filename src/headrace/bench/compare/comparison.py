@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.bench.report.units import NOTHING, show_number, show_seconds, show_share
+from headrace.bench.report.visible import visible
 
 FORMAT = "headrace-bench-comparison"
 VERSION = 1
@@ -81,7 +82,7 @@ def comparison_table(comparison: Comparison) -> Table:
     """One row a statement, for a terminal."""
     tests = sum([statement.p is not None for statement in comparison.statements])
     table = Table(
-        title=Text(f"A: {comparison.a}\nB: {comparison.b}"),
+        title=Text(f"A: {visible(comparison.a)}\nB: {visible(comparison.b)}"),
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -94,11 +95,11 @@ def comparison_table(comparison: Comparison) -> Table:
     for statement in comparison.statements:
         style = "" if not statement.beyond_noise else "green" if statement.better == "B" else "red"
         table.add_row(
-            Text("" if statement.group == previous else statement.group),
+            Text("" if statement.group == previous else visible(statement.group)),
             Text(statement.figure),
             Text(show_value(statement.scale, statement.a)),
             Text(show_value(statement.scale, statement.b)),
-            Text(statement.words, style=style),
+            Text(visible(statement.words), style=style),
         )
         previous = statement.group
     return table

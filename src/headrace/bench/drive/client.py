@@ -45,6 +45,12 @@ AFTER_DONE_S = 1.0
 MAX_WHOLE_BYTES = 64 * 1024 * 1024
 """The longest body that is read of an answer that is no stream."""
 
+MAX_QUESTION_BYTES = 4 * 1024 * 1024
+"""The longest body that is read of an answer to a question before the run."""
+
+MAX_QUESTION_S = 30.0
+"""How long such a question may take, where a request of the run may take longer."""
+
 _MAX_ERROR_BODY_BYTES = 64 * 1024
 _LARGE_BODY_BYTES = 2**19  # from here on a body is written in pieces, so that one write does not hold the loop
 _OWN_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
@@ -134,7 +140,7 @@ class Client:
         ends with a record whose outcome is ``cancelled``.
         """
         record = new_record(planned, due_ns, ready_ns)
-        reply = Reply(keep_text=keep_text)
+        reply = Reply(keep_text=keep_text, asked_tokens=planned.output_tokens)
         attempt = Attempt(record, self._clock, self.origin_ns)
         try:
             outcome = await self._exchange(record, reply, attempt, request)
@@ -241,12 +247,13 @@ class Client:
     async def post_json(self, path: str, fields: dict[str, object]) -> tuple[int, object]:
         """POST a JSON object before the run: the status, and the answer's JSON (None when it is none).
 
-        Raises ConfigError when there is no answer.
+        Raises ConfigError when there is no answer within MAX_QUESTION_S, or one beyond MAX_QUESTION_BYTES.
         """
+        limit_s = min(self._settings.timeout_s, MAX_QUESTION_S)
         assert self._session is not None
         try:
             async with (
-                asyncio.timeout(self._settings.timeout_s),
+                asyncio.timeout(limit_s),
                 self._session.post(
                     self._url(path),
                     data=msgspec.json.encode(fields),
@@ -255,13 +262,19 @@ class Client:
                     trace_request_ctx=Attempt(new_record(_NOBODY, 0, 0), self._clock, 0),
                 ) as response,
             ):
-                body = await response.read()
+                parts: list[bytes] = []
+                while data := await response.content.readany():
+                    parts.append(data)
+                    if sum(map(len, parts)) > MAX_QUESTION_BYTES:
+                        message = f"{self._target.base_url}{path} answers with more than {MAX_QUESTION_BYTES} bytes"
+                        raise ConfigError(message, where="--target")
         except (aiohttp.ClientError, TimeoutError, Resent) as error:
-            what = self._without_key(str(error) or type(error).__name__)
+            late = f"not within {limit_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+            what = self._without_key(str(error) or late)
             raise ConfigError(f"{self._target.base_url} does not answer: {what}", where="--target") from error
         try:
-            return response.status, msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            return response.status, msgspec.json.decode(b"".join(parts))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return response.status, None
 
     def _url(self, path: str) -> URL:
@@ -271,8 +284,8 @@ class Client:
         return url
 
     def _read_headers(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
-        record.served_lane = headers.get("x-headrace-lane")
-        record.request_id = headers.get("x-request-id")
+        record.served_lane = _kept(headers.get("x-headrace-lane"))
+        record.request_id = _kept(headers.get("x-request-id"))
         after = headers.get("Retry-After")
         if after is not None:
             record.retry_after_s = _retry_after_s(after, self._wall_clock)
@@ -282,14 +295,14 @@ class Client:
         record.chunk_ns = reply.chunk_ns
         record.first_ns = reply.chunk_ns[0] if reply.chunk_ns else None
         record.chunk_tokens = reply.chunk_tokens
-        record.finish_reason = reply.finish_reason
-        record.request_id = record.request_id or reply.id
-        record.prompt_tokens = reply.prompt_tokens
-        record.cached_tokens = reply.cached_tokens
-        record.usage_seen = reply.completion_tokens is not None
-        record.output_tokens = len(reply.chunk_ns) if reply.completion_tokens is None else reply.completion_tokens
+        record.finish_reason = _kept(reply.finish_reason)
+        record.request_id = record.request_id or _kept(reply.id)
+        counted, record.prompt_tokens, record.cached_tokens = reply.counts
+        record.usage_seen = counted is not None
+        record.output_tokens = len(reply.chunk_ns) if counted is None else counted
+        record.note = reply.usage_note
         if record.outcome != "ok":
-            record.error = self._without_key(reply.error or "")[:MAX_ERROR_CHARS]
+            record.error = _kept(self._without_key(reply.error or ""))
 
     def _without_key(self, text: str) -> str:
         """Some servers repeat the key that they refuse."""
@@ -312,6 +325,12 @@ def new_record(planned: PlannedRequest, due_ns: int, ready_ns: int) -> RequestRe
         input_tokens=planned.input_tokens,
         wanted_output_tokens=planned.output_tokens,
     )
+
+
+def _kept(text: str | None) -> str | None:
+    """What a record keeps of a text of the server's: its beginning, without what cannot be written as UTF-8
+    (aiohttp gives a header's other bytes as lone surrogates)."""
+    return None if text is None else text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
 
 
 def _trusted_by_system() -> ssl.SSLContext:
@@ -345,6 +364,6 @@ def _retry_after_s(value: str, wall_clock: Callable[[], float]) -> float | None:
     except ValueError:
         try:
             return max(0.0, parsedate_to_datetime(value).timestamp() - wall_clock())
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.bench.drive.client import Sent, new_record
 from headrace.bench.planned import PlannedRequest, Schedule
-from headrace.bench.records import RequestRecord
+from headrace.bench.records import INTERRUPTED, RequestRecord
 from headrace.bench.requests.bodies import Turn, Wire
 from headrace.errors import ConfigError
 
@@ -78,6 +78,7 @@ class Dispatcher:
         self._drain_ns = round(drain_s * _NS)
         self._deadline_ns = self._duration_ns + self._drain_ns
         self._interrupted_ns: int | None = None
+        self._ended_at_once = False
         self._sending = True
         self._queue: list[_Entry] = []
         self._rows: dict[int, deque[PlannedRequest]] = defaultdict(deque)
@@ -111,7 +112,7 @@ class Dispatcher:
 
     def interrupt(self) -> None:
         """The first time: send nothing more, let what is in flight end within the drain time. The second time:
-        end now."""
+        end now; the error of what was cancelled by it is INTERRUPTED."""
         now_ns = self._now_ns()
         if self._interrupted_ns is None:
             self._interrupted_ns = now_ns
@@ -119,6 +120,7 @@ class Dispatcher:
             self._deadline_ns = min(self._deadline_ns, now_ns + self._drain_ns)
         else:
             self._deadline_ns = now_ns
+            self._ended_at_once = True
         self._ring()
 
     async def run(self) -> None:
@@ -225,6 +227,8 @@ class Dispatcher:
         if self._turns_to_come[request.index]:
             reply = sent.text if record.outcome == "ok" else ""
             self._history[request.index] = (*past, Turn(request, wire.question, reply))
+        if self._ended_at_once and record.outcome == "cancelled":
+            record.error = INTERRUPTED
         self._on_record(record)
         if not self._sending:
             return
@@ -286,5 +290,5 @@ class Dispatcher:
         for entry in sorted(unsent, key=lambda entry: entry.request_index):
             record = new_record(self._planned[entry.request_index], entry.due_ns, max(entry.ready_ns, now_ns))
             record.end_ns = now_ns
-            record.error = "the run ended before it was sent"
+            record.error = INTERRUPTED if self._ended_at_once else "the run ended before it was sent"
             self._on_record(record)

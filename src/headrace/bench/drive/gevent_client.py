@@ -25,7 +25,13 @@ from geventhttpclient.client import HTTPClient
 from geventhttpclient.response import HTTPSocketPoolResponse
 
 from headrace import __version__
-from headrace.bench.drive.client import AFTER_DONE_S, KEEPALIVE_S, MAX_WHOLE_BYTES
+from headrace.bench.drive.client import (
+    AFTER_DONE_S,
+    KEEPALIVE_S,
+    MAX_QUESTION_BYTES,
+    MAX_QUESTION_S,
+    MAX_WHOLE_BYTES,
+)
 from headrace.bench.drive.reply import Reply, error_text
 from headrace.bench.drive.sse import EventTooLarge, SseParser
 from headrace.bench.drive.target import Target, api_key, parse_target
@@ -61,7 +67,7 @@ class Server:
         tls = ssl.create_default_context() if target.scheme == "https" else None
         return cls(target, api_key(environment), tls)
 
-    def connect(self) -> HTTPClient:
+    def connect(self, timeout_s: float = TIMEOUT_S) -> HTTPClient:
         """A client with one connection, made when it is first used."""
         headers = {"User-Agent": f"headrace-stress-test/{__version__}", "Accept-Encoding": "identity"}
         if self.key is not None:
@@ -71,7 +77,7 @@ class Server:
             port=self.target.port,
             headers=headers,
             connection_timeout=CONNECT_TIMEOUT_S,
-            network_timeout=TIMEOUT_S,
+            network_timeout=timeout_s,
             ssl=self.tls is not None,
             ssl_context_factory=self._tls_context,
         )
@@ -83,12 +89,16 @@ class Server:
 
     def ask(self, method: str, path: str, fields: dict[str, object] | None = None) -> tuple[int, bytes]:
         """One question before the load: status and body. Raises ConfigError when there is no answer."""
-        client = self.connect()
+        client = self.connect(MAX_QUESTION_S)
         body = b"" if fields is None else msgspec.json.encode(fields)
         headers = {"content-type": "application/json"}
         try:
             response = client.request(method, self.target.prefix + path, body, headers)
-            return response.status_code, response.read()
+            answer = response.read(MAX_QUESTION_BYTES + 1)
+            if len(answer) > MAX_QUESTION_BYTES:
+                message = f"{self.target.base_url}{path} answers with more than {MAX_QUESTION_BYTES} bytes"
+                raise ConfigError(message, where="--host")
+            return response.status_code, bytes(answer)
         except (OSError, HTTPException) as error:
             raise ConfigError(f"{self.target.base_url} does not answer: {error}", where="--host") from error
         finally:
@@ -120,6 +130,7 @@ class Connection:
 
         When the greenlet is killed meanwhile, that is raised, and the record says ``cancelled``.
         """
+        reply.asked_tokens = record.wanted_output_tokens or None
         record.outcome, record.error = "cancelled", "the run ended before the answer did"
         try:
             record.outcome = self._limited(record, wire, reply)
@@ -129,8 +140,10 @@ class Connection:
                 record.end_ns = time.monotonic_ns()
             record.chunk_ns = reply.chunk_ns
             record.first_ns = reply.chunk_ns[0] if reply.chunk_ns else None
-            record.usage_seen = reply.completion_tokens is not None
-            record.output_tokens = len(reply.chunk_ns) if reply.completion_tokens is None else reply.completion_tokens
+            counted = reply.completion_tokens
+            record.usage_seen = counted is not None
+            record.output_tokens = len(reply.chunk_ns) if counted is None else counted
+            record.note = reply.usage_note
             if record.outcome not in _ANSWERED:
                 self.close()  # what broke in the middle of its work is not used again
             self._used_ns = time.monotonic_ns()

@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from headrace.bench.drive.sse import SseEvent
+from headrace.bench.drive.usage import Counts, NotCredible, most_credible_tokens, read_usage
 
 MAX_ERROR_CHARS = 300
-"""How much of a server's error text a record keeps."""
+"""How much of a text of the server's (an error, an id, a finish reason) a record keeps."""
 
 
 class _Part(Struct, gc=False):
@@ -47,22 +48,11 @@ class _Choice(Struct, gc=False):
     finish_reason: Any = None
 
 
-class _PromptDetails(Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Usage(Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    prompt_cache_hit_tokens: int | None = None
-
-
 class _Answer(Struct, gc=False):
     id: Any = None
     object: Any = None
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    choices: list[_Choice | None] | None = None
+    usage: msgspec.Raw = msgspec.Raw()  # read apart: a wrong one does not make the answer wrong
     error: Any = None
     message: Any = None
     detail: Any = None
@@ -76,21 +66,25 @@ class Reply:
 
     ``chunk_ns`` holds the time of every chunk with content. ``error`` is the first thing that makes this no
     answer: an error event, or bytes that are not what the API sends. ``done``: ``[DONE]`` came.
+    ``asked_tokens``: the limit that the request set to each choice's output; None: not known.
     """
 
-    def __init__(self, *, keep_text: bool = False) -> None:
+    def __init__(self, *, keep_text: bool = False, asked_tokens: int | None = None) -> None:
+        self.asked_tokens = asked_tokens
         self.chunk_ns: list[int] = []
         self.finish_reason: str | None = None
         self.id: str | None = None
         self.error: str | None = None
         self.done = False
-        self.prompt_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.completion_tokens: int | None = None
         self._keep_text = keep_text
         self._text: list[str] = []
+        self._counts = Counts()
+        self._doubt: str | None = None
+        self._choices = 1
+        self._characters = 0
         self._per_chunk: list[int] = []
-        self._counted_tokens = 0
+        self._counted_tokens = 0  # in the chunks so far
+        self._last_count = 0
         self._per_chunk_known = True
 
     @property
@@ -106,8 +100,45 @@ class Reply:
     @property
     def chunk_tokens(self) -> list[int]:
         """Tokens of each chunk in ``chunk_ns``, where the server counted in every one of them
-        (``continuous_usage_stats``); else empty."""
-        return self._per_chunk if self._per_chunk_known else []
+        (``continuous_usage_stats``) and its count never went back; else empty. Their sum is at most the answer's
+        tokens: the last ones may show no text."""
+        total = self.completion_tokens
+        return self._per_chunk if self._per_chunk_known and total is not None and self._counted_tokens <= total else []
+
+    @property
+    def usage_note(self) -> str | None:
+        """Why the server's usage is not believed; None when it is, or when there was none."""
+        if self._doubt is not None or self._counts.completion is None or self.asked_tokens is None:
+            return self._doubt
+        most = most_credible_tokens(
+            asked=self.asked_tokens,
+            choices=self._choices,
+            chunks=len(self.chunk_ns),
+            characters=self._characters,
+        )
+        if self._counts.completion <= most:
+            return None
+        return (
+            f"usage: completion_tokens is {self._counts.completion}; {self.asked_tokens} were asked for and "
+            f"{self._characters} characters came in {len(self.chunk_ns)} chunks"
+        )
+
+    @property
+    def counts(self) -> Counts:
+        """The server's counts, as far as they are believed."""
+        return self._counts if self.usage_note is None else Counts()
+
+    @property
+    def completion_tokens(self) -> int | None:
+        return self.counts.completion
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return self.counts.prompt
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.counts.cached
 
     def take(self, event: SseEvent, at_ns: int) -> None:
         """One event of a stream that was complete at ``at_ns``."""
@@ -117,18 +148,20 @@ class Reply:
         if event.type == "error":
             self.fail(error_text(event.data))
             return
+        if event.data == b"null":  # says nothing, and so does no harm
+            return
         answer = self._decode(event.data, "an event of the stream")
         if answer is None:
             return
         has_content = False
         for choice in answer.choices or ():
+            if choice is None:
+                continue
             part = choice.delta
             if choice.text or (part is not None and part.has_content):
                 has_content = True
             self._finish(choice, part)
-        if has_content:
-            self.chunk_ns.append(at_ns)
-            self._count_chunk(answer.usage)
+        self._take_chunk(answer, at_ns, has_content=has_content)
         self._take_common(answer)
 
     def take_whole(self, body: bytes, at_ns: int) -> None:
@@ -142,13 +175,13 @@ class Reply:
             return
         has_content = False
         for choice in answer.choices:
+            if choice is None:
+                continue
             part = choice.message
             if choice.text or (part is not None and part.has_content):
                 has_content = True
             self._finish(choice, part)
-        if has_content:
-            self.chunk_ns.append(at_ns)
-            self._count_chunk(answer.usage)
+        self._take_chunk(answer, at_ns, has_content=has_content)
         self.done = True
 
     def fail(self, message: str) -> None:
@@ -159,60 +192,76 @@ class Reply:
     def _decode(self, data: bytes, what: str) -> _Answer | None:
         try:
             return _decode_answer(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.fail(f"{what} is not OpenAI's: {error}: {_shown(data)}")
             return None
 
     def _finish(self, choice: _Choice, part: _Part | None) -> None:
         if choice.finish_reason is not None:
-            self.finish_reason = str(choice.finish_reason)
-        if self._keep_text:
-            text = choice.text or (part.content if part is not None else None)
-            if isinstance(text, str):
-                self._text.append(text)
+            self.finish_reason = _reason(choice.finish_reason)
+        text = choice.text or (part.content if part is not None else None)
+        if self._keep_text and isinstance(text, str):
+            self._text.append(text)
+        if part is not None:
+            text = text or part.reasoning_content or part.reasoning or part.refusal
+        if isinstance(text, str):
+            self._characters += len(text)
 
     def _take_common(self, answer: _Answer) -> None:
         if self.id is None and isinstance(answer.id, str):
-            self.id = answer.id
+            self.id = answer.id[:MAX_ERROR_CHARS]
         if answer.error is not None:
             self.fail(_message_of(answer.error))
         elif answer.object == "error":  # SGLang's and older vLLM's shape
             self.fail(_message_of(answer.message))
-        usage = answer.usage
-        if usage is None or usage.completion_tokens is None:
-            return
-        # The last one that came is the server's final word, wherever in the stream it stood.
-        self.completion_tokens = usage.completion_tokens
-        self.prompt_tokens = usage.prompt_tokens
-        details = usage.prompt_tokens_details
-        if details is not None and details.cached_tokens is not None:
-            self.cached_tokens = details.cached_tokens
-        elif usage.prompt_cache_hit_tokens is not None:
-            self.cached_tokens = usage.prompt_cache_hit_tokens
 
-    def _count_chunk(self, usage: _Usage | None) -> None:
+    def _take_chunk(self, answer: _Answer, at_ns: int, *, has_content: bool) -> None:
+        """The chunk's time, and its usage: the last one that came is the server's final word, wherever in the
+        stream it stood. Once a count cannot be, none of the answer's is believed."""
+        if answer.choices is not None and len(answer.choices) > self._choices:
+            self._choices = len(answer.choices)
+        if has_content:
+            self.chunk_ns.append(at_ns)
+        try:
+            counts = read_usage(answer.usage)
+        except NotCredible as error:
+            self._doubt = self._doubt or str(error)[:MAX_ERROR_CHARS]
+            counts = None
+        if counts is not None:
+            self._counts = counts
+        if self._per_chunk_known:
+            self._count_tokens(None if counts is None else counts.completion, has_content=has_content)
+
+    def _count_tokens(self, counted: int | None, *, has_content: bool) -> None:
         """The tokens since the last chunk with content: some tokens show no text of their own, and belong to
         the chunk that shows them."""
-        if not self._per_chunk_known:
+        if counted is None:
+            self._per_chunk_known = not has_content
             return
-        counted = usage.completion_tokens if usage is not None else None
-        if counted is None or counted < self._counted_tokens:
+        if counted < self._last_count:
             self._per_chunk_known = False
             return
-        self._per_chunk.append(counted - self._counted_tokens)
-        self._counted_tokens = counted
+        self._last_count = counted
+        if has_content:
+            self._per_chunk.append(counted - self._counted_tokens)
+            self._counted_tokens = counted
 
 
 def error_text(body: bytes) -> str:
     """The message in an error body (OpenAI's, FastAPI's or SGLang's shape), or the body's beginning."""
     try:
         answer = _decode_answer(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _shown(body)
     for value in (answer.error, answer.detail, answer.message):
         if value is not None:
             return _message_of(value)
     return _shown(body)
+
+
+def _reason(value: Any) -> str:
+    """A finish reason is a word; what is something else is shown as JSON."""
+    return value[:MAX_ERROR_CHARS] if isinstance(value, str) else _shown(msgspec.json.encode(value))
 
 
 def _message_of(value: Any) -> str:

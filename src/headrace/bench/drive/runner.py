@@ -30,8 +30,9 @@ from headrace.bench.drive.live import LiveState, Progress
 from headrace.bench.drive.target import API_KEY_ENV, api_key, parse_target
 from headrace.bench.load.build_schedule import schedule_sha256
 from headrace.bench.planned import Schedule
-from headrace.bench.record_file import RecordWriter, RunResult
+from headrace.bench.record_file import RecordsNotWritten, RecordWriter, RunResult
 from headrace.bench.records import GeneratorHealth, RequestRecord, RunInfo
+from headrace.errors import ConfigError
 
 _LEAD_S = 0.1
 """Between the last preparation and the run's start, so that its first request is not late because of it."""
@@ -74,7 +75,8 @@ def run(
     nanoseconds that records hold, ``wall_clock`` the seconds since the epoch of the run's start.
 
     Raises ConfigError for a target that is no URL or has no address, a missing API key, a records file that
-    cannot be written, and what the body maker raises. A target that does not answer is no error: the records say so.
+    cannot be written (RecordsNotWritten, with the result, once the run is over), and what the body maker raises.
+    A target that does not answer is no error: the records say so.
     """
     environment = os.environ if environment is None else environment
     one = _Run(schedule, maker, settings, environment, records_path, progress, clock, wall_clock)
@@ -150,9 +152,13 @@ class _Run:
             stack.callback(self._bodies.close)
             async with self._client:
                 info, more = await self._load(info, stack)
+            result = RunResult(info, self._records, warnings + more)
             if self._writer is not None:
-                self._writer.finish(info)
-        return RunResult(info, self._records, warnings + more)
+                try:
+                    self._writer.finish(info)
+                except ConfigError as error:
+                    raise RecordsNotWritten(error, result) from error
+        return result
 
     async def _load(self, info: RunInfo, stack: contextlib.ExitStack) -> tuple[RunInfo, list[str]]:
         """From the first request to the last end."""
@@ -168,13 +174,13 @@ class _Run:
             now_ns=lambda: self._clock() - origin_ns,
             on_record=self._take,
         )
-        stack.enter_context(_interrupts(dispatcher.interrupt))
+        stack.enter_context(_interrupts(lambda: self._interrupt(dispatcher)))
         watch = asyncio.get_running_loop().create_task(self._watch(dispatcher, origin_ns))
         self._probe.start()
         try:
             await dispatcher.run()
         finally:
-            wall_s = (self._clock() - origin_ns) / 1e9
+            wall_s = max(0, self._clock() - origin_ns) / 1e9  # below 0: ended before it began
             self._probe.stop()
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -184,6 +190,9 @@ class _Run:
             warnings.append(
                 f"{dispatcher.users_without_work} users had sent all of their planned requests before the run's end"
             )
+        noted = [record.note for record in self._records if record.note is not None]
+        if noted:
+            warnings.append(f"the usage of {len(noted)} answers is not believed and not used; the first: {noted[0]}")
         stopped_ns = dispatcher.interrupted_ns
         info = msgspec.structs.replace(
             info,
@@ -194,6 +203,18 @@ class _Run:
             duration_s=info.duration_s if stopped_ns is None else min(info.duration_s, max(0, stopped_ns) / 1e9),
         )
         return info, warnings
+
+    def _interrupt(self, dispatcher: Dispatcher) -> None:
+        again = dispatcher.interrupted_ns is not None
+        dispatcher.interrupt()
+        message = (
+            "headrace: ends now; what is in flight is cut off"
+            if again
+            else f"headrace: sends nothing more and waits up to {self._settings.drain_s:g} s for "
+            f"{dispatcher.in_flight} requests in flight; a second Ctrl-C ends it now"
+        )
+        with contextlib.suppress(OSError, ValueError):  # nobody looks any more
+            print(message, file=sys.stderr, flush=True)
 
     async def _watch(self, dispatcher: Dispatcher, origin_ns: int) -> None:
         """Beside the load: the display, the collector, the end of the time in which the generator is measured."""

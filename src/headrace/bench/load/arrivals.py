@@ -137,6 +137,19 @@ class TraceReplay:
             times.append(row.at_ns)
         return np.array(times, dtype=np.int64)
 
+    def rows_without_tokens(self, duration_s: float) -> int:
+        """How many rows without input or output tokens the trace has in the run (``TraceOptions.keep_empty``)."""
+        end_ns = round(duration_s * 1e9)
+        rows = self.rows()
+        empty = 0
+        for row in rows:
+            if row.at_ns >= end_ns:
+                break
+            empty = rows.empty_rows
+        else:
+            empty = rows.empty_rows
+        return empty
+
     def describe(self) -> str:
         options = self.options
         return call_text(

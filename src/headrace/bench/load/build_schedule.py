@@ -49,6 +49,9 @@ def build_schedule(loaded: LoadedWorkload, *, seed: int) -> Schedule:
             requests = _open(loaded, arrivals, seed, fit, duration_s)
         else:
             requests = _replayed(workload, arrivals, seed, fit, duration_s)
+        name = "trace_rows_filled" if arrivals.options.keep_empty else "trace_rows_left_out"
+        if without_tokens := arrivals.rows_without_tokens(duration_s):
+            source[name] = without_tokens
     else:
         duration_s = _given_duration_s(workload)
         requests = _open(loaded, arrivals, seed, fit, duration_s)

@@ -17,6 +17,7 @@ from msgspec import inspect
 
 from headrace.bench.load.arrivals import TraceReplay, parse_arrivals
 from headrace.bench.load.lengths import parse_lengths
+from headrace.bench.load.request_fields import body_problem, header_problem, header_text_problem
 from headrace.bench.load.workload import Session, TrafficClass, Workload
 from headrace.bench.requests.malformed import MALFORMED_KINDS
 from headrace.config.problems import ConfigProblems, Origin, Problem, dotted
@@ -58,12 +59,24 @@ def find_workload(source: str) -> Path:
     if source in shipped:
         return shipped[source]
     path = Path(source)
-    if path.is_file():
+    if path.is_dir():
+        raise ConfigError(f"{source!r} is a folder; name a workload file in it")
+    if path.exists():
         return path
-    raise ConfigError(
-        f"no workload file {source!r}, and none of that name comes with headrace"
-        f"{nearest(source, shipped)} (there: {', '.join(shipped)})"
-    )
+    raise ConfigError(f"no workload file {source!r}, and {_not_shipped(source)}")
+
+
+def shipped_workload(name: str) -> Path:
+    """The file of a workload that comes with headrace. Raises ConfigError, with the nearest name, for another."""
+    shipped = shipped_workloads()
+    if name not in shipped:
+        raise ConfigError(_not_shipped(name))
+    return shipped[name]
+
+
+def _not_shipped(name: str) -> str:
+    shipped = shipped_workloads()
+    return f"none of the name {name!r} comes with headrace{nearest(name, shipped)} (there: {', '.join(shipped)})"
 
 
 def load_workload(source: str) -> LoadedWorkload:
@@ -226,10 +239,13 @@ def _class(place: Place, name: str, traffic: TrafficClass, folder: Path, *, leng
             yield place, f"{key} is missing"
     if traffic.written_for_context_tokens is not None:
         yield from _within((*place, "written_for_context_tokens"), traffic.written_for_context_tokens, 64, _MOST_TOKENS)
-    headers = dict(traffic.headers) if traffic.lane is None else {**traffic.headers, "lane": traffic.lane}
-    for header, text in headers.items():
-        if not (header and text.isascii() and text.isprintable() and header.isascii() and header.isprintable()):
-            yield (*place, "lane" if header == "lane" else "headers"), "not fit for an HTTP header: plain ASCII only"
+    if traffic.lane is not None and (problem := header_text_problem(traffic.lane)):
+        yield (*place, "lane"), problem
+    for header, text in traffic.headers.items():
+        if problem := header_problem(header, text):
+            yield (*place, "headers"), problem
+    if problem := body_problem(traffic.body):
+        yield (*place, "body"), problem
     if traffic.shared_prefix is not None:
         yield from _within((*place, "shared_prefix", "tokens"), traffic.shared_prefix.tokens, 1, _MOST_TOKENS)
         yield from _within((*place, "shared_prefix", "count"), traffic.shared_prefix.count, 1, 1_000_000)

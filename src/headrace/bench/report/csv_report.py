@@ -1,7 +1,8 @@
 """The summary as CSV, for spreadsheets: one table of groups, one of latency distributions.
 
 The headers do not depend on the run. A figure that cannot be given is an empty cell. Numbers are plain, with a
-point, seconds and per second as the column's name says.
+point, seconds and per second as the column's name says. Names stand as they are, control characters and all (quoted
+as CSV quotes): a program that joins these rows with others needs the names themselves.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ GROUP_COLUMNS = (
     "input_tokens_per_s",
     "output_tokens_per_s",
     "total_tokens_per_s",
+    "wasted_tokens_per_s",
+    "empty",
+    "ended_after",
     *(f"outcome_{name}" for name in OUTCOMES),
     *(f"missed_by_{name}" for name in REASONS),
     *(f"{metric.removesuffix('_s')}_{name}_s" for metric in METRICS for name in PERCENTILES),

@@ -38,7 +38,12 @@ _DEFINITIONS = (
         "due in the measured window. Errors, timeouts, sheds and cut streams are misses. Bounds are judged from "
         "sending; “from due” judges them from the schedule.",
     ),
-    ("goodput", "good requests per second of the measured window."),
+    (
+        "goodput",
+        "good answers that ended in the measured window, per second of it. Attainment counts those that ended later "
+        "too.",
+    ),
+    ("tokens per second", "of answers that ended whole, as far as they arrived in the measured window."),
     (
         "percentiles",
         "nearest rank of the raw values, with a distribution-free 95 % interval that takes requests as independent "
@@ -101,6 +106,9 @@ def _banners(summary: Summary) -> Html:
     if summary.invalid:
         lines = [tag("li", reason) for reason in summary.invalid]
         parts.append(tag("div", tag("strong", "This run is invalid."), tag("ul", *lines), class_="banner bad"))
+    if summary.nothing_answered:
+        text = f" Of {summary.whole.offered:,} offered requests not one."
+        parts.append(tag("div", tag("strong", "Nothing was answered."), text, class_="banner bad"))
     if summary.run.simulated:
         text = " Its times are those of a model, not of a server."
         parts.append(tag("div", tag("strong", "This run is simulated."), text, class_="banner simulated"))
@@ -155,7 +163,7 @@ def _share_plot(summary: Summary, series: dict[str, int]) -> Html:
 
 
 def _cdfs(summary: Summary, columns: Columns, series: dict[str, int]) -> Html:
-    answered = columns.measured & columns.offered & columns.outcome("ok")
+    answered = columns.measured & columns.offered & columns.answered
     panels = []
     for metric, bound in (("ttft_s", "ttft_s"), ("e2e_s", "e2e_s"), ("itl_s", "")):
         curves = []

@@ -1,9 +1,14 @@
-"""HTML from Python, with one rule: a plain string is text and is escaped, only ``Html`` is markup."""
+"""HTML from Python, with one rule: a plain string is text and is escaped, only ``Html`` is markup.
+
+Text is also made ``visible``: a control character has no place in a page either, and some are not HTML at all.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+
+from headrace.bench.report.visible import visible
 
 
 class Html(str):
@@ -14,7 +19,7 @@ class Html(str):
 
 def text(value: str) -> Html:
     """``value`` escaped; markup stays as it is."""
-    return value if isinstance(value, Html) else Html(html.escape(value, quote=True))
+    return value if isinstance(value, Html) else Html(html.escape(visible(value, keep="\n"), quote=True))
 
 
 def join(parts: Iterable[str]) -> Html:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.bench.report.markup import Html
+from headrace.bench.report.markup import Html, text
 from headrace.bench.report.timeline import Timeline
 from headrace.bench.report.units import show_percent, show_seconds
+from headrace.bench.report.visible import visible
 from headrace.bench.statistics.quantiles import FloatArray
 
 if TYPE_CHECKING:
@@ -56,12 +57,14 @@ _SETTINGS: dict[RcKeyType, Any] = {
     "xtick.labelsize": 9.0,
     "ytick.labelsize": 9.0,
     "text.color": _INK,
+    "text.parse_math": False,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
 }
 _WIDTH_IN = 11.0
 _TAIL_LEVELS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _CURVE_POINTS = 240
+_NAME_CHARS = 40
 _TOP_SHARE = 0.9995
 """The stretched scale has no end; shares above this one are drawn at it."""
 
@@ -162,7 +165,7 @@ def timeline_plot(line: Timeline, warmup_s: float, load_end_s: float, label: str
         if line.failed_rps:
             axes[3].set_title("requests that failed, per second")
         for axis in axes:
-            axis.set_ylim(bottom=0)
+            _from_zero(axis)
             axis.axvspan(0, warmup_s, color=_FAINT, alpha=0.15, linewidth=0)
             axis.axvline(load_end_s, color=_FAINT, linewidth=1, linestyle=(0, (2, 2)))
             if len(axis.get_legend_handles_labels()[0]) > 1 or axis is axes[-1]:
@@ -186,12 +189,15 @@ def share_plot(bars: Sequence[ShareBar], target: float, label: str) -> Html:
         left = np.floor(left * 20 - 0.5) / 20 if left > 0.05 else 0.0
         axis.axvline(target, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
         axis.set_xlim(left, 1.0 + (1 - left) * 0.01)
-        axis.set_yticks(range(len(bars)), [bar.name for bar in bars])
+        axis.set_yticks(range(len(bars)), [_drawable(_short(bar.name)) for bar in bars])
+        for row, drawn in enumerate(axis.get_yticklabels()):
+            drawn.set_gid(f"lane-{row}")
         axis.set_ylim(len(bars) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         axis.xaxis.set_major_formatter(lambda value, _: show_percent(value))
 
-    return _svg(draw, 0.75 + 0.38 * len(bars), "share", label)
+    names = {f"lane-{row}": _short(bar.name) for row, bar in enumerate(bars)}
+    return _svg(draw, 0.75 + 0.38 * len(bars), "share", label, names)
 
 
 def rate_plot(lines: Sequence[RateLine], target: float, answer_rps: float | None, label: str) -> Html:
@@ -242,7 +248,28 @@ def _tail_scale(share: FloatArray) -> FloatArray:
 
 def _tail_ticks(axis: Axes, levels: Sequence[float]) -> None:
     axis.set_yticks(_tail_scale(np.array(levels)), [f"{level * 100:g} %" for level in levels])
-    axis.set_ylim(bottom=0)
+    _from_zero(axis)
+
+
+def _from_zero(axis: Axes) -> None:
+    """Begin the vertical scale at 0, and leave it a length where nothing lies above that."""
+    top = axis.get_ylim()[1]
+    axis.set_ylim(0, top if top > 0 else 1)
+
+
+def _short(name: str) -> str:
+    """A name that leaves the drawing its room; the tables have the whole one."""
+    shown = visible(name)
+    return shown if len(shown) <= _NAME_CHARS else f"{shown[: _NAME_CHARS - 1]}…"
+
+
+def _drawable(name: str) -> str:
+    """A name of the same length in characters that matplotlib's font has, so that it can be laid out. The page has
+    more fonts: ``_svg`` puts the name itself there."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties(family=_SETTINGS["font.family"]))).get_charmap()
+    return "".join([one if ord(one) in known else "M" for one in name])
 
 
 def _series(number: int) -> str:
@@ -253,7 +280,10 @@ def _dashes(number: int) -> str:
     return "-" if number < SERIES else "--"
 
 
-def _svg(draw: Callable[[Figure], None], height_in: float, name: str, label: str) -> Html:
+def _svg(
+    draw: Callable[[Figure], None], height_in: float, name: str, label: str, texts: Mapping[str, str] | None = None
+) -> Html:
+    """``texts``: what stands in the page for the drawn text of the group with an id."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -265,7 +295,13 @@ def _svg(draw: Callable[[Figure], None], height_in: float, name: str, label: str
             axis.patch.set_visible(False)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
-    return Html(_page_ready(written.getvalue(), name, label))
+    svg = written.getvalue()
+    for group, shown in (texts or {}).items():
+        # By position, not by a replacement pattern: the text may hold backslashes.
+        drawn = re.search(rf'<g id="{group}">.*?<text[^>]*>([^<]*)<', svg, flags=re.DOTALL)
+        assert drawn is not None
+        svg = svg[: drawn.start(1)] + text(shown) + svg[drawn.end(1) :]
+    return Html(_page_ready(svg, name, label))
 
 
 def _page_ready(svg: str, name: str, label: str) -> str:
@@ -282,5 +318,4 @@ def _page_ready(svg: str, name: str, label: str) -> str:
     svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", svg)
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, f"var({variable})")
-    escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return f'<svg viewBox="{viewbox.group(1)}" role="img" aria-label="{escaped}">{svg}'
+    return f'<svg viewBox="{viewbox.group(1)}" role="img" aria-label="{text(label)}">{svg}'

@@ -54,7 +54,7 @@ def timeline(columns: Columns) -> Timeline:
     return Timeline(
         edges_s=edges,
         offered_rps=_per_second(times["due_s"], edges),
-        completed_rps=_per_second(times["end_s"][columns.outcome("ok")], edges),
+        completed_rps=_per_second(times["end_s"][columns.answered], edges),
         in_flight=_mean_occupancy(times["sent_s"][sent], ended_s[sent], edges),
         queued=_mean_occupancy(times["sent_s"][sent], first_s[sent], edges),
         output_tokens_per_s=_per_second(columns.chunk_ns / 1e9, edges, chunk_weights(columns)),

@@ -23,12 +23,14 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def show_number(value: float | None) -> str:
-    """Three significant digits below 1,000, whole numbers with separators above."""
+    """Three significant digits below 1,000, whole numbers with separators above (1e15: powers)."""
     if value is None:
         return NOTHING
     rounded = _three_digits(value)
     if rounded == 0:
         return "0"
+    if abs(rounded) >= 1e15:
+        return f"{value:.3g}"
     if abs(rounded) >= 1000:
         return f"{value:,.0f}"
     decimals = max(0, 2 - math.floor(math.log10(abs(rounded))))

@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.bench.planned import SloTarget
 from headrace.bench.records import GENERATOR_FAULT, Outcome, RequestRecord, RunInfo
-from headrace.bench.results.judge import LATE_REASONS, RefusalVerdict, judge, judge_refusal
+from headrace.bench.results.judge import LATE_REASONS, RefusalVerdict, drained_from_ns, judge, judge_refusal
 from headrace.bench.results.latencies import latencies
 from headrace.bench.statistics.quantiles import FloatArray
 from headrace.errors import ConfigError
@@ -54,6 +55,7 @@ class Columns:
     """The legal requests of a run in order of due time, and the count of what became of the illegal ones.
 
     ``times[name]`` is one of ``FLOAT_COLUMNS``, in seconds, NaN where a request has no such figure.
+    ``info`` is that of the run, but of a run that did not end ``duration_s`` is how far its records reach.
     ``reasons`` has one bit per entry of ``REASONS``. ``input_tokens`` is the server's count, else the plan's.
     ``chunk_ns[chunk_starts[i]:chunk_starts[i + 1]]`` are the times of request i's content chunks,
     ``chunk_tokens`` the tokens in them; None: one each, because no server answer said otherwise.
@@ -105,6 +107,12 @@ class Columns:
         illegal = (self.illegal_due_s >= self.info.warmup_s) & (self.illegal_due_s <= self.info.duration_s)
         return np.concatenate((lags_s[~np.isnan(lags_s)], self.illegal_send_lag_s[illegal]))
 
+    @property
+    def answered(self) -> BoolArray:
+        """Requests that were answered whole, with something in the answer."""
+        whole: BoolArray = self.outcome("ok") & ~np.isnan(self.times["first_s"])
+        return whole
+
     def outcome(self, name: str) -> BoolArray:
         """Requests with this outcome."""
         having: BoolArray = self.outcome_ids == _OUTCOME_IDS[name]
@@ -130,6 +138,7 @@ def build_columns(info: RunInfo, records: Iterable[RequestRecord]) -> Columns:
 
     Raises ConfigError for a record that contradicts itself, and for SLOs that have unknown fields.
     """
+    drained_ns = drained_from_ns(info)
     slos = {name: _slo(name, bounds) for name, bounds in info.slos.items()}
     lanes: dict[str, int] = {}
     classes: dict[str, int] = {}
@@ -141,7 +150,9 @@ def build_columns(info: RunInfo, records: Iterable[RequestRecord]) -> Columns:
     failures: Counter[tuple[str, int | None, str]] = Counter()
     illegal_due_s, illegal_lag_s = array("d"), array("d")
     own_failures, example = 0, ""
+    last_ns = 0
     for record in records:
+        last_ns = max(last_ns, record.due_ns, record.sent_ns or 0, record.end_ns or 0)
         if record.error is not None and record.error.startswith(GENERATOR_FAULT):
             own_failures += 1
             example = example or record.error.removeprefix(GENERATOR_FAULT)
@@ -152,7 +163,7 @@ def build_columns(info: RunInfo, records: Iterable[RequestRecord]) -> Columns:
                 illegal_lag_s.append((record.sent_ns - record.ready_ns) / 1e9)
             continue
         slo = slos.get(record.class_name)
-        judgement = judge(record, slo)
+        judgement = judge(record, slo, drained_ns=drained_ns)
         lane = lane_of(record)
         integers["lane"].append(lanes.setdefault(lane, len(lanes)))
         integers["class"].append(classes.setdefault(record.class_name, len(classes)))
@@ -171,7 +182,7 @@ def build_columns(info: RunInfo, records: Iterable[RequestRecord]) -> Columns:
             floats[name].append(_NO_NUMBER if value is None else value)
         flags["offered"].append(judgement.verdict != "not_offered")
         flags["good"].append(judgement.verdict == "good")
-        flags["good_from_due"].append(judge(record, slo, "due").verdict == "good")
+        flags["good_from_due"].append(judge(record, slo, "due", drained_ns=drained_ns).verdict == "good")
         flags["usage"].append(record.usage_seen)
         flags["elsewhere"].append(record.served_lane not in (None, lane) and record.lane is not None)
         chunk_ns.extend(record.chunk_ns)
@@ -180,7 +191,7 @@ def build_columns(info: RunInfo, records: Iterable[RequestRecord]) -> Columns:
             failures[record.outcome, record.status, (record.error or "")[:_ERROR_CHARS]] += 1
     return _in_due_order(
         Columns(
-            info=info,
+            info=_as_far_as_it_went(info, last_ns),
             lanes=tuple(lanes),
             classes=tuple(classes),
             lane_ids=_integers(integers["lane"]),
@@ -206,6 +217,14 @@ def build_columns(info: RunInfo, records: Iterable[RequestRecord]) -> Columns:
             failures=dict(failures),
         )
     )
+
+
+def _as_far_as_it_went(info: RunInfo, last_ns: int) -> RunInfo:
+    """A run that did not end (its process was killed) offered load until its last record and not for the time that
+    was planned: rates over the whole of that would be too low."""
+    if info.wall_s != 0 or not 0 < last_ns / 1e9 < info.duration_s:
+        return info
+    return msgspec.structs.replace(info, duration_s=last_ns / 1e9)
 
 
 def gaps_s(columns: Columns, chosen: BoolArray) -> tuple[FloatArray, IntArray]:
@@ -247,12 +266,18 @@ def chunk_weights(columns: Columns) -> FloatArray:
     return weights
 
 
+MOST_TOKENS_APART = 100_000_000
+"""Gaps are made for each token, in memory (8 bytes and their copies). Of a run with more tokens than this in its
+chunks a chunk counts as one token among the gaps; the counts of the answers stay what they are."""
+
+
 class _ChunkTokens:
     """Tokens per chunk, kept only once some record says so: most servers send one token a chunk and no count."""
 
     def __init__(self) -> None:
         self._tokens: array[int] | None = None
         self._chunks = 0
+        self._sum = 0
 
     def extend(self, record: RequestRecord) -> None:
         chunks = len(record.chunk_ns)
@@ -262,15 +287,18 @@ class _ChunkTokens:
                     f"request {record.index} has {chunks} chunks and token counts for {len(record.chunk_tokens)}",
                     where="chunk_tokens",
                 )
+            if min(record.chunk_tokens) < 0:
+                raise ConfigError(f"request {record.index} has a chunk of less than 0 tokens", where="chunk_tokens")
             if self._tokens is None:
                 self._tokens = array("q", [1]) * self._chunks
             self._tokens.extend(record.chunk_tokens)
+            self._sum += sum(record.chunk_tokens)
         elif self._tokens is not None:
             self._tokens.extend([1] * chunks)
         self._chunks += chunks
 
     def column(self) -> IntArray | None:
-        return None if self._tokens is None else _integers(self._tokens)
+        return None if self._tokens is None or self._sum > MOST_TOKENS_APART else _integers(self._tokens)
 
 
 def _in_due_order(columns: Columns) -> Columns:

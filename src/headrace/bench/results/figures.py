@@ -78,13 +78,15 @@ class Group(Struct, frozen=True):
 
     ``offered`` = ``good`` + misses; ``outcomes`` counts the offered ones, and adds up to ``offered``.
     ``not_offered``: cut off by the end of a closed loop, in no figure. ``missed_by`` counts reasons, and a
-    request may have several. Latencies are those of requests that were answered whole (outcome ok); the send
-    lag is that of every request that was sent.
+    request may have several. Latencies are those of requests that were answered whole (outcome ok, and content);
+    the send lag is that of every request that was sent.
 
-    Rates: ``offered_rps`` due, ``sent_rps`` sent, ``completed_rps`` answered whole inside the window;
-    ``goodput_rps`` good requests that were due in it (= attainment * offered rate). Tokens are counted when
-    they arrive inside the window, of whichever request, also of one that failed later; a prompt's tokens
-    arrive with its first token.
+    Rates: ``offered_rps`` due, ``sent_rps`` sent, ``completed_rps`` answered whole with content inside the window,
+    whenever they were due; ``goodput_rps`` those of them that are good, so never more. (Attainment counts good
+    answers that come after the window too: it is not goodput / offered rate where the server was behind.)
+    Tokens are counted when they arrive inside the window and belong to an answer that ended whole, sooner or
+    later; a prompt's tokens arrive with its first token. ``wasted_tokens_per_s``: output tokens that arrived
+    inside the window of answers that failed; they are in no other rate.
     """
 
     kind: Literal["whole", "lane", "class"]
@@ -111,6 +113,11 @@ class Group(Struct, frozen=True):
     served_elsewhere: int
     """Requests that asked for a lane and were served in another one."""
     latencies: dict[str, Distribution]
+    wasted_tokens_per_s: float = 0.0
+    empty: int = 0
+    """Offered requests that were answered ("ok") without any content."""
+    ended_after: int = 0
+    """Offered requests that ended after the window, or never."""
 
 
 class Refusals(Struct, frozen=True):
@@ -182,5 +189,12 @@ class Summary(Struct, frozen=True, tag_field="format", tag=FORMAT):
 
     @property
     def groups(self) -> list[Group]:
-        """The whole, the lanes, and the classes where these are not the lanes under other names."""
-        return [self.whole, *self.lanes, *([] if self.classes_are_lanes else self.classes)]
+        """The whole, the lanes, and the classes where these are not the lanes under other names. A lane that is alone
+        is the whole under its name: it stands for both."""
+        whole = [] if len(self.lanes) == 1 else [self.whole]
+        return [*whole, *self.lanes, *([] if self.classes_are_lanes else self.classes)]
+
+    @property
+    def nothing_answered(self) -> bool:
+        """Requests were offered and not one was answered with content."""
+        return self.whole.offered > 0 and self.whole.outcomes.get("ok", 0) == self.whole.empty

@@ -22,8 +22,9 @@ class GroupMaker:
         self._window = window
         self._measured = columns.measured
         self._sent_in_window = self._inside(columns.times["sent_s"])
-        self._done_in_window = columns.outcome("ok") & self._inside(columns.times["end_s"])
+        self._done_in_window = columns.answered & self._inside(columns.times["end_s"])
         self._first_in_window = self._inside(columns.times["first_s"])
+        self._ended_after = ~(columns.times["end_s"] <= window.end_s)  # NaN: it never ended
         self._tokens_in_window = self._arrived_tokens()
 
     def make(self, kind: Literal["whole", "lane", "class"], name: str, members: BoolArray) -> Group:
@@ -34,9 +35,11 @@ class GroupMaker:
         count = int(offered.sum())
         good = int((offered & columns.good).sum())
         good_from_due = int((offered & columns.good_from_due).sum())
-        answered = offered & columns.outcome("ok")
-        input_tokens = int(columns.input_tokens[members & self._first_in_window].sum())
-        output_tokens = float(self._tokens_in_window[members].sum())
+        answered = offered & columns.answered
+        whole = members & columns.outcome("ok")
+        input_tokens = int(columns.input_tokens[whole & self._first_in_window].sum())
+        output_tokens = float(self._tokens_in_window[whole].sum())
+        wasted_tokens = float(self._tokens_in_window[members & ~columns.outcome("ok")].sum())
         return Group(
             kind=kind,
             name=name,
@@ -52,13 +55,16 @@ class GroupMaker:
             offered_rps=count / length_s,
             sent_rps=int((members & self._sent_in_window).sum()) / length_s,
             completed_rps=int((members & self._done_in_window).sum()) / length_s,
-            goodput_rps=good / length_s,
+            goodput_rps=int((members & columns.good & self._done_in_window).sum()) / length_s,
             input_tokens_per_s=input_tokens / length_s,
             output_tokens_per_s=output_tokens / length_s,
             total_tokens_per_s=(input_tokens + output_tokens) / length_s,
             without_usage=int((answered & ~columns.usage_seen).sum()),
             served_elsewhere=int((offered & columns.served_elsewhere).sum()),
             latencies={name: self._distribution(name, measured, answered) for name in METRICS},
+            wasted_tokens_per_s=wasted_tokens / length_s,
+            empty=int((offered & columns.outcome("ok") & ~columns.answered).sum()),
+            ended_after=int((offered & self._ended_after).sum()),
         )
 
     def _distribution(self, metric: str, measured: BoolArray, answered: BoolArray) -> Distribution:

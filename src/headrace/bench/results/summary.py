@@ -2,10 +2,11 @@
 
 **Measured window.** From the end of the warm-up to the end of the load, ``[warmup_s, duration_s]``. A request
 belongs to it by its *due* time, so that a slow server cannot push its slow requests out of it; it counts
-however late its answer came. Tokens and completions per second are those that arrived inside the window.
+however late its answer came. Tokens, completions and good answers per second are those that arrived inside the
+window: the same time above and below the line.
 
-**Offered.** Every legal request due in the window, sent or not, except those that the end of a closed loop cut
-off (``judge`` has the exact rule). Attainment = good / offered.
+**Offered.** Every legal request due in the window, sent or not, except those of a closed loop that were cut off
+without having been waited for (``judge`` has the exact rule). Attainment = good / offered.
 
 Illegal requests have a table of their own and are in no other figure.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from headrace.bench.records import RequestRecord, RunInfo
+from headrace.bench.results.cautions import warnings_of
 from headrace.bench.results.columns import Columns, build_columns
 from headrace.bench.results.figures import VERSION, Failure, Group, Limits, Refusals, Summary, Window
 from headrace.bench.results.groups import GroupMaker, renamed, sample_p99
@@ -60,7 +62,7 @@ def summarise_columns(columns: Columns, limits: Limits | None = None) -> Summary
         confidence=CONFIDENCE,
         send_lag_p99_s=lag_p99_s,
         invalid=_invalid(columns, whole, lag_p99_s, limits),
-        warnings=_warnings(info, whole, lanes),
+        warnings=warnings_of(columns, whole, lanes),
         records=len(columns) + sum(columns.refusals.values()),
         legal_in_window=int(columns.measured.sum()),
         legal_before_window=int((due_s < window.start_s).sum()),
@@ -107,36 +109,6 @@ def _invalid(columns: Columns, whole: Group, lag_p99_s: float | None, limits: Li
         cpu_share_limit=limits.cpu_share,
     )
     return [*reasons, *faults]
-
-
-def _warnings(info: RunInfo, whole: Group, lanes: list[Group]) -> list[str]:
-    found = []
-    if info.interrupted:
-        found.append(f"the run was interrupted: its load ended after {info.duration_s:.4g} s")
-    elif 0 < info.wall_s < info.duration_s * 0.999:  # a schedule's last request may end a moment before its duration
-        found.append(f"the run ended after {info.wall_s:.4g} s of {info.duration_s:.4g} s")
-    failed = whole.offered - whole.outcomes.get("ok", 0)
-    if failed:
-        found.append(
-            f"{failed} of {whole.offered} offered requests were not answered whole; latencies and their "
-            "percentiles are those of the answered ones, attainment and goodput count the others as misses"
-        )
-    answered = whole.outcomes.get("ok", 0)
-    if whole.without_usage:
-        found.append(
-            f"{whole.without_usage} of {answered} answers came without usage: their output tokens are counted as "
-            "chunks, which is too few where a chunk holds several tokens"
-        )
-    if whole.served_elsewhere:
-        found.append(f"{whole.served_elsewhere} requests were served in another lane than the one they asked for")
-    short = [
-        f"{lane.name} ({lane.latencies['e2e_s'].count})"
-        for lane in sorted(lanes, key=lambda group: group.name)
-        if lane.offered and lane.latencies["e2e_s"].percentiles["p99"] is None
-    ]
-    if short:
-        found.append(f"short: a p99 needs 368 answered requests; there are fewer in {', '.join(short)}")
-    return found
 
 
 def _refusals(columns: Columns) -> list[Refusals]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headrace.bench.report.plots import RateLine
 from headrace.bench.report.units import NOTHING, show_number, show_range, show_seconds, show_share
+from headrace.bench.report.visible import visible
 from headrace.bench.statistics.intervals import two_sided_z
 from headrace.errors import ConfigError
 
@@ -145,14 +146,16 @@ def sweep_rows(result: SweepResult) -> list[list[str]]:
 
 def sweep_table(result: SweepResult) -> Table:
     """The points as a table for a terminal."""
-    table = Table(title=Text(result.finding, style="bold"), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(visible(result.finding), style="bold"), title_justify="left", box=None, pad_edge=False)
     for i, heading in enumerate(SWEEP_HEADINGS):
         table.add_column(heading, justify="left" if i < SWEEP_TEXT_COLUMNS else "right", no_wrap=i != 2)
     styles = {"holds": "green", "fails": "red", "undecided": "yellow", "invalid": "red"}
     for row in sweep_rows(result):
-        table.add_row(Text(row[0]), Text(row[1], style=styles.get(row[1], "")), *[Text(cell) for cell in row[2:]])
+        table.add_row(
+            Text(row[0]), Text(row[1], style=styles.get(row[1], "")), *[Text(visible(cell)) for cell in row[2:]]
+        )
     if result.notes:
-        table.caption = Text("\n".join(result.notes))
+        table.caption = Text("\n".join([visible(note) for note in result.notes]))
     return table
 
 

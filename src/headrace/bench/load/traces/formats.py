@@ -154,13 +154,14 @@ def _date_ns(cell: str, name: str, number: int) -> int:
 _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 _Seconds = Annotated[float, Meta(ge=0, le=MAX_TRACE_S)]
 _Id = int | str
+_HashIds = tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...]
 
 
 class _MooncakeLine(Struct):
     timestamp: Annotated[float, Meta(ge=0, le=MAX_TRACE_S * 1000)]
     input_length: _Tokens
     output_length: _Tokens
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: _HashIds = ()
 
 
 class _BailianLine(Struct):
@@ -171,7 +172,7 @@ class _BailianLine(Struct):
     parent_chat_id: _Id | None = None
     type: str | None = None
     turn: Annotated[int, Meta(ge=1)] = 1
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: _HashIds = ()
 
 
 class _HeadraceLine(Struct, forbid_unknown_fields=True):
@@ -182,7 +183,7 @@ class _HeadraceLine(Struct, forbid_unknown_fields=True):
     lane: str | None = None
     session: str | None = None
     turn: Annotated[int, Meta(ge=0)] | None = None
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: _HashIds = ()
     block_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
     headers: dict[str, str] = {}
 

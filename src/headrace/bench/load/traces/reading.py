@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from headrace.bench.load.request_fields import header_problem, header_text_problem
 from headrace.bench.load.traces.conversations import Conversations
 from headrace.bench.load.traces.formats import READERS, TraceLine, detect
 from headrace.bench.load.traces.lines import line_error, numbered_lines
@@ -69,6 +70,7 @@ class TraceFile:
             place = conversations.add(line.ties, count if replayed else None)
             if not replayed:
                 continue
+            _check_headers(line, None if place is None else place.session, str(self.path))
             count += 1
             inputs = _capped(line.input_tokens, options.max_input_tokens)
             yield TraceRow(
@@ -94,6 +96,16 @@ class TraceFile:
             return True
         self.empty_rows += 1
         return self.options.keep_empty
+
+
+def _check_headers(line: TraceLine, session: str | None, name: str) -> None:
+    """What a request's headers will hold: its lane, its conversation's name, the line's own headers."""
+    for what, text in (("lane", line.lane), ("session", session)):
+        if text is not None and (problem := header_text_problem(text)):
+            raise line_error(name, line.number, f"the {what} {text[:60]!a} is {problem}")
+    for header, text in line.headers.items():
+        if problem := header_problem(header, text):
+            raise line_error(name, line.number, f"headers: {problem}")
 
 
 def _open(path: Path) -> BinaryIO:
