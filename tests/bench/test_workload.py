@@ -137,6 +137,7 @@ def with_class(lines: str) -> str:
         (with_class("headers: {x-a: ü}"), "w.yaml:7: classes.chat.headers: not fit for an HTTP header"),
         (with_class("body: 7"), "w.yaml:7: classes.chat.body: expected a mapping"),
         (with_class("body: {max_tokens: 1}"), "w.yaml:7: classes.chat.body: max_tokens is set by the tool itself"),
+        (with_class("body: {stream: maybe}"), "w.yaml:7: classes.chat.body: stream is true or false"),
         (with_class("body: {stream_options: {}}"), "w.yaml:7: classes.chat.body: stream_options is set by"),
         (with_class("headers: {content-length: '3'}"), "w.yaml:7: classes.chat.headers: the header content-length"),
         (with_class("shared_prefix: {tokens: 0}"), "w.yaml:7: classes.chat.shared_prefix.tokens: 0 is out of range"),

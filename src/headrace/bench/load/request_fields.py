@@ -58,6 +58,13 @@ def header_text_problem(value: str) -> str | None:
     return None if value.isascii() and value.isprintable() else "not fit for an HTTP header: plain ASCII only"
 
 
+def class_body_problem(fields: Mapping[str, object]) -> str | None:
+    """``body_problem`` of a workload's class, which may say whether its own requests are streams."""
+    if not isinstance(fields.get("stream", True), bool):
+        return "stream is true or false"
+    return body_problem({name: value for name, value in fields.items() if name != "stream"})
+
+
 def body_problem(fields: Mapping[str, object]) -> str | None:
     """What keeps these from being added to a request's JSON, or None.
 

@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from headrace.bench.load.arrivals import TraceReplay, parse_arrivals
 from headrace.bench.load.lengths import parse_lengths
-from headrace.bench.load.request_fields import body_problem, header_problem, header_text_problem
+from headrace.bench.load.request_fields import class_body_problem, header_problem, header_text_problem
 from headrace.bench.load.workload import Session, TrafficClass, Workload
 from headrace.bench.requests.malformed import MALFORMED_KINDS
 from headrace.config.problems import ConfigProblems, Origin, Problem, dotted
@@ -244,7 +244,7 @@ def _class(place: Place, name: str, traffic: TrafficClass, folder: Path, *, leng
     for header, text in traffic.headers.items():
         if problem := header_problem(header, text):
             yield (*place, "headers"), problem
-    if problem := body_problem(traffic.body):
+    if problem := class_body_problem(traffic.body):
         yield (*place, "body"), problem
     if traffic.shared_prefix is not None:
         yield from _within((*place, "shared_prefix", "tokens"), traffic.shared_prefix.tokens, 1, _MOST_TOKENS)
