@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--parts", nargs="+", choices=["tiny", "real"], default=["tiny", "real"])
-    parser.add_argument("--seconds", type=float, help="of load a run (default: 25 for tiny, 40 for real)")
+    parser.add_argument("--seconds", type=float, help="of load a run (default: 75 for tiny, 50 for real)")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--workload", default="mixed-enterprise")
     parser.add_argument("--seed", type=int, default=1)
@@ -185,10 +185,10 @@ def _parts(options: argparse.Namespace, folder: Path) -> list[Part]:
     parts = []
     if "tiny" in options.parts:
         setting = Setting(make_tiny_gguf(folder / "tiny.gguf"), "tiny", options.threads, 4096)
-        parts.append(Part("synthetic tiny model", setting, options.seconds or 25.0, 15.0))
+        parts.append(Part("synthetic tiny model", setting, options.seconds or 75.0, 15.0))
     if "real" in options.parts:
         setting = Setting(resolve("smollm2"), "smollm2", options.threads, 2048)
-        parts.append(Part("SmolLM2-135M", setting, options.seconds or 40.0, 40.0))
+        parts.append(Part("SmolLM2-135M", setting, options.seconds or 50.0, 40.0))
     return parts
 
 
