@@ -294,13 +294,15 @@ def test_a_generator_that_was_held_up_says_that_the_run_is_not_valid(server: Tru
 
 def test_the_display_sees_the_run(server: TruthServer) -> None:
     watcher = Watcher()
-    requests = [planned(i, i * 0.02, {"tokens": 3, "gap_ms": 2}) for i in range(50)]
-    go(server.url, schedule(requests, 1.0), progress=watcher, warmup_s=0.3)
+    requests = [planned(i, i * 0.02, {"tokens": 3, "gap_ms": 2}) for i in range(100)]
+    go(server.url, schedule(requests, 2.0), progress=watcher, warmup_s=1.0)
     assert watcher.closed
-    assert 3 <= len(watcher.snapshots) <= 6
+    # Every 0.2 s at the most; a machine busy with other things shows some of them late.
+    assert 2 <= len(watcher.snapshots) <= 11
     assert watcher.snapshots[0].phase == "warm-up"
     last = watcher.snapshots[-1]
-    assert (last.phase, last.planned) == ("load", 50)
+    assert last.phase in ("load", "drain")
+    assert last.planned == 100
     assert sum(last.outcomes.values()) + last.in_flight == last.sent
     assert last.ttft_s is not None
 
