@@ -147,8 +147,3 @@ def at_rate(workload: LoadedWorkload, arrivals: str, rate_rps: float, duration_s
     """The workload with its arrivals at ``rate_rps``: ``arrivals`` is a form with the word RATE in it, such as
     ``poisson(RATE)``. Raises ConfigError."""
     return with_values(workload, arrivals=arrivals.replace("RATE", f"{rate_rps:.6g}"), duration_s=duration_s)
-
-
-def with_salt(options: RequestOptions, salt: int) -> RequestOptions:
-    """The same options with other texts."""
-    return replace(options, salt=salt)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
-from headrace.engines.llama.live import LiveSequence
+from headrace.engines.llama.live import LiveSequence, prompt_problem
 from headrace.engines.llama.sampling import log_probability
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.engines.llama.stream_state import retarget
@@ -122,17 +122,7 @@ class EngineCore:
     def _refusal(self, request: Submit) -> str | None:
         if request.request_id in self._waiting or request.request_id in self._running:
             return f"request id {request.request_id} is already live"
-        if not request.prompt_tokens:
-            return "the prompt has no tokens"
-        if len(request.prompt_tokens) >= self.max_context_tokens:
-            return (
-                f"the prompt of {len(request.prompt_tokens)} tokens leaves no room in the context of "
-                f"{self.max_context_tokens}"
-            )
-        size = self._vocabulary.vocab_size
-        if not all(0 <= token < size for token in request.prompt_tokens):
-            return f"a prompt token is outside the vocabulary of {size}"
-        return None
+        return prompt_problem(request.prompt_tokens, self._vocabulary.vocab_size, self.max_context_tokens)
 
     def abort(self, request_id: str) -> None:
         """End a sequence now; its output with finish ``abort`` comes with the next step. Unknown ids are

@@ -111,3 +111,14 @@ class LiveSequence:
             prompt_tokens=self.state.prompt_tokens,
             queue_wait_s=self.queue_wait_s if first else None,
         )
+
+
+def prompt_problem(tokens: list[int], vocab_size: int, max_context_tokens: int) -> str | None:
+    """Why no answer to a prompt of these tokens can be generated, or None."""
+    if not tokens:
+        return "the prompt has no tokens"
+    if len(tokens) >= max_context_tokens:
+        return f"the prompt of {len(tokens)} tokens leaves no room in the context of {max_context_tokens}"
+    if not all(0 <= token < vocab_size for token in tokens):
+        return f"a prompt token is outside the vocabulary of {vocab_size}"
+    return None
