@@ -19,6 +19,7 @@ from headrace.engines.llama.core import EngineCore
 from headrace.messages.engine import SamplingParams, Start, Submit
 from headrace.models.store import resolve
 from headrace.scheduling.cost import Call, CostModel
+from headrace.scheduling.knobs import SchedulingKnobs
 
 
 class Watched(CostModel):
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    engine = build(Start(str(resolve("smollm2")), "smollm2", [(2048, 32)], step_tokens=512, prefill_chunk_tokens=256))
+    engine = build(Start(str(resolve("smollm2")), "smollm2", [(2048, 32)], scheduling=SchedulingKnobs(512, 256)))
     core, draw = engine.core, random.Random(options.seed)
     watched = core.costs.model = Watched(core.costs.model)
     number = 0

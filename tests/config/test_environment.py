@@ -26,7 +26,7 @@ def complaint(**env: str) -> str:
 def test_the_name_is_section_and_key_in_capitals() -> None:
     names = variables()
     assert dotted(names["HEADRACE_SERVER_PORT"]) == "server.port"
-    assert dotted(names["HEADRACE_ENGINE_PREFILL_CHUNK_TOKENS"]) == "engine.prefill_chunk_tokens"
+    assert dotted(names["HEADRACE_ENGINE_MAX_PREFILL_TOKENS"]) == "engine.max_prefill_tokens"
     assert dotted(names["HEADRACE_DEFAULT_LANE"]) == "default_lane"
     assert not any(name.startswith(("HEADRACE_LANES", "HEADRACE_TENANTS")) for name in names)
 

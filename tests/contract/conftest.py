@@ -16,6 +16,7 @@ from headrace.engines.protocol import Engine
 from headrace.engines.scripted import ScriptedEngine, text_script
 from headrace.messages.engine import SamplingParams, SequenceOutput, Start, Submit
 from headrace.models.tiny import make_tiny_gguf
+from headrace.scheduling.knobs import SchedulingKnobs
 
 SEQUENCES = 8
 CONTEXT_TOKENS = 32_768
@@ -34,8 +35,7 @@ def start_message(path: Path) -> Start:
         model_path=str(path),
         model_name="tiny",
         bands=[(512, SEQUENCES), (CONTEXT_TOKENS, 2)],
-        step_tokens=128,
-        prefill_chunk_tokens=64,
+        scheduling=SchedulingKnobs(step_tokens=128, max_prefill_tokens=64, strategy="continuous"),
         threads=1,
         self_measure=False,
     )

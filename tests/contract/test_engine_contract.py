@@ -12,6 +12,7 @@ import pytest
 from headrace.engines.protocol import Engine
 from headrace.errors import EngineError, EngineNotReady
 from headrace.messages.engine import Knobs, SamplingParams, Submit
+from headrace.scheduling.knobs import SchedulingKnobs
 from tests.contract.conftest import CONTEXT_TOKENS, SEQUENCES, Bench
 
 
@@ -215,7 +216,7 @@ async def test_knobs_turn_while_sequences_run(bench: Bench) -> None:
     """Any allowed value, mid-stream: every answer is whole."""
     streams = [asyncio.create_task(bench.outputs(bench.request(max_tokens=40))) for _ in range(4)]
     for step_tokens, chunk in ((1, 1), (64, 16), (3, 200), (10_000, 10_000), (128, 64)):
-        bench.engine.set_knobs(Knobs(step_tokens=step_tokens, prefill_chunk_tokens=chunk))
+        bench.engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens, chunk)))
         await bench.outputs(bench.request(max_tokens=2, prompt_tokens=20))
     for outputs in await asyncio.gather(*streams):
         assert outputs[-1].finish == "length"

@@ -18,6 +18,7 @@ import pytest
 from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
 from headrace.errors import EngineError, EngineGone, EngineNotReady, ModelError
 from headrace.messages.engine import EngineMessage, Knobs, SequenceOutput, StepOutput
+from headrace.scheduling.knobs import SchedulingKnobs
 from tests.contract.conftest import Bench, llama, start_message
 
 BACK_WITHIN_S = 30.0
@@ -60,8 +61,8 @@ async def test_killed_in_mid_stream_it_says_so_and_is_back(tiny_gguf: Path, step
     async with llama(tiny_gguf) as engine:
         bench = Bench(engine, itertools.count())
         before = "".join(output.text for output in await bench.outputs(bench.request(max_tokens=30)))
-        engine.set_knobs(Knobs(step_tokens=2))
-        engine.set_knobs(Knobs(prefill_chunk_tokens=2))
+        engine.set_knobs(Knobs(threads=1))
+        engine.set_knobs(Knobs(scheduling=SchedulingKnobs(2, 2)))
         readers = [asyncio.create_task(bench.outputs(bench.request(max_tokens=None))) for _ in range(12)]
         while len((await engine.snapshot()).sequences) < 12:
             await asyncio.sleep(0)
@@ -293,12 +294,12 @@ async def test_a_knob_bounds_the_next_steps(tiny_gguf: Path, step_sizes: list[in
         bench = Bench(engine, itertools.count())
         await bench.outputs(bench.request(prompt_tokens=60, max_tokens=2))
         assert max(step_sizes) == 60
-        engine.set_knobs(Knobs(step_tokens=3))
+        engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=3)))
         step_sizes.clear()
         await bench.outputs(bench.request(prompt_tokens=60, max_tokens=2))
         assert max(step_sizes) == 3
         with pytest.raises(ValueError, match="step_tokens must be at least 1"):
-            engine.set_knobs(Knobs(step_tokens=0))
+            engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=0)))
 
 
 PARENT = """

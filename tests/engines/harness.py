@@ -17,7 +17,8 @@ from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
 from headrace.messages.engine import FinishReason, SamplingParams, SequenceOutput, StepOutput, Submit, TokenLogprob
 from headrace.scheduling.bands import Band
-from headrace.scheduling.step import DecodeFirst, StepLimits
+from headrace.scheduling.continuous import DecodeFirst
+from headrace.scheduling.knobs import SchedulingKnobs
 
 LogProbs = npt.NDArray[np.float64]
 
@@ -25,7 +26,7 @@ GREEDY = SamplingParams(temperature=0.0)
 THREADS = 1
 """The same for engine and reference, since libllama splits some sums over its threads; one, because two that
 spin for each other make tests a hundred times slower while something else uses the machine."""
-DEFAULT_LIMITS = StepLimits()
+DEFAULT_LIMITS = SchedulingKnobs()
 CROWD = 4
 """Sequences in the reference's batches where it computes one in company."""
 
@@ -88,12 +89,12 @@ class Results(dict[str, Result]):
 
 @contextlib.contextmanager
 def engine_core(
-    model: Model, *bands: Band, limits: StepLimits = DEFAULT_LIMITS, threads: int = THREADS
+    model: Model, *bands: Band, limits: SchedulingKnobs = DEFAULT_LIMITS, threads: int = THREADS
 ) -> Iterator[EngineCore]:
     """A core over ``bands``, closed at the end."""
     budget = fit_bands(bands, model.weights.kv_bytes_per_token(), 1 << 34, 1 << 20)
     core = EngineCore(
-        model.library, model.weights, model.vocabulary, budget, DecodeFirst(), limits=limits, threads=threads
+        model.library, model.weights, model.vocabulary, budget, DecodeFirst(), knobs=limits, threads=threads
     )
     try:
         yield core

@@ -16,11 +16,11 @@ from headrace.engines.llama.sampling import Sampler
 from headrace.errors import EngineError
 from headrace.messages.engine import SamplingParams, Submit
 from headrace.scheduling.bands import Band
-from headrace.scheduling.step import StepLimits
+from headrace.scheduling.knobs import SchedulingKnobs
 from tests.engines.harness import GREEDY, Model, Reference, Results, engine_core, request, run, run_one
 
 BANDS = (Band(64, 3), Band(256, 2))
-LIMITS = StepLimits(step_tokens=24, prefill_chunk_tokens=10, band_margin_tokens=8)
+LIMITS = SchedulingKnobs(step_tokens=24, max_prefill_tokens=10, band_margin_tokens=8)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_stream_given_back_serves_the_next_sequence_as_a_fresh_one(
     for _ in range(8):
         core.step()
     core.abort("before")
-    core.set_limits(StepLimits(1, 1))
+    core.set_knobs(SchedulingKnobs(1, 1))
     prompt = [11, 12, 13]
     expected, _ = tiny_reference.greedy(prompt, 12, frozenset())
     results = run(core, [request("after", prompt, max_tokens=12)])
@@ -306,7 +306,7 @@ def test_a_failed_call_ends_the_sequences_in_it_and_nobody_else(
     while core.has_work:
         results.take(core.step())
     assert results["long"].finish == results["short3"].finish == "length"
-    core.set_limits(StepLimits(1, 1))
+    core.set_knobs(SchedulingKnobs(1, 1))
     expected, _ = tiny_reference.greedy([5] * 4, 10, frozenset())
     assert run_one(core, request("again", [5] * 4, max_tokens=10)).tokens == expected
 
@@ -416,11 +416,11 @@ def test_after_anything_the_accounts_agree_and_everybody_has_one_end(
                     for _ in range(times):
                         step()
                 case "limits", [step_tokens, chunk]:
-                    core.set_limits(StepLimits(step_tokens, chunk, LIMITS.band_margin_tokens))
+                    core.set_knobs(SchedulingKnobs(step_tokens, chunk, LIMITS.band_margin_tokens))
                 case "fail", []:
                     raise_once(core, patch, 0)
             assert core.check_integrity() is None
-        core.set_limits(LIMITS)
+        core.set_knobs(LIMITS)
         while core.has_work:
             step()
         assert Counter(n for n, r in results.items() if r.finish is not None) == Counter(submitted)
@@ -454,8 +454,8 @@ def test_when_the_last_sequence_has_gone_the_load_says_so(core: EngineCore) -> N
 
 def test_limits_never_exceed_what_the_contexts_were_made_for(core: EngineCore) -> None:
     """A larger ``step_tokens`` is cut: a bigger batch would not fit libllama's buffers."""
-    core.set_limits(StepLimits(step_tokens=10_000, prefill_chunk_tokens=10_000))
-    assert core.limits.step_tokens == LIMITS.step_tokens
+    core.set_knobs(SchedulingKnobs(step_tokens=10_000, max_prefill_tokens=10_000))
+    assert core.knobs.step_tokens == LIMITS.step_tokens
     result = run_one(core, request("r", [3] * 200, max_tokens=2))
     assert result.finish == "length"
 

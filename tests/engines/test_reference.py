@@ -20,8 +20,8 @@ from headrace.engines.llama.context import Context
 from headrace.engines.llama.core import EngineCore
 from headrace.messages.engine import SamplingParams
 from headrace.scheduling.bands import Band
+from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.sequence import Slot
-from headrace.scheduling.step import StepLimits
 from tests.engines.harness import (
     GREEDY,
     THREADS,
@@ -37,7 +37,7 @@ from tests.engines.harness import (
 )
 
 WITH_LOGPROBS = SamplingParams(temperature=0.0, logprobs=2)
-TOKEN_BY_TOKEN = StepLimits(step_tokens=1, prefill_chunk_tokens=1)
+TOKEN_BY_TOKEN = SchedulingKnobs(step_tokens=1, max_prefill_tokens=1)
 NATURAL_TEXT = " ".join((Path(__file__).parents[2] / "LICENSE").read_text().split())
 ROUNDING = 1e-6
 """The engine normalises single-precision logits with single-precision exponentials and a double sum; the
@@ -175,7 +175,7 @@ def test_a_batch_of_prompts_arriving_at_different_steps_gives_what_each_gives_al
         name: request(name, prompt, max_tokens=16, sampling=WITH_LOGPROBS) for name, prompt in prompts(model).items()
     }
     arrivals = {0: ["count"], 1: ["licence", "sum"], 3: ["one"], 7: ["river"]}
-    limits = StepLimits(step_tokens=112, prefill_chunk_tokens=96)
+    limits = SchedulingKnobs(step_tokens=112, max_prefill_tokens=96)
     sizes: list[int] = []
     with engine_core(model, Band(1024, 8), limits=limits) as core:
         together = run(
@@ -246,7 +246,7 @@ class Recorder:
         monkeypatch.setattr(Context, "decode", decode)
 
 
-def replay(model: Model, band: Band, limits: StepLimits, calls: Sequence[Call]) -> list[npt.NDArray[np.float32]]:
+def replay(model: Model, band: Band, limits: SchedulingKnobs, calls: Sequence[Call]) -> list[npt.NDArray[np.float32]]:
     """The same calls on a bare context: logits of each call, one row an entry (zeros where none were
     wanted)."""
     api = model.library.api
@@ -284,7 +284,7 @@ def test_every_sequence_is_fed_its_own_tokens_and_answered_from_its_own_logits(
     """Without any tolerance: (1) what went into libllama under a sequence's stream is exactly its prompt and
     its generated tokens, in order and once; (2) the same calls on a bare context give, at exactly those
     places, the tokens and log-probabilities that came out."""
-    band, limits = Band(512, 6), StepLimits(step_tokens=48, prefill_chunk_tokens=20)
+    band, limits = Band(512, 6), SchedulingKnobs(step_tokens=48, max_prefill_tokens=20)
     words = tiny.tokens(NATURAL_TEXT)
     arrivals = {
         step: [
@@ -343,7 +343,7 @@ def test_a_promoted_sequence_goes_on_as_if_it_had_started_in_the_long_band(
     model, _ = pair
     submit = request("r", prompts(model)["river"], max_tokens=50, sampling=WITH_LOGPROBS)
     beside = request("beside", prompts(model)["one"], max_tokens=50, sampling=GREEDY)
-    margin_0 = StepLimits(step_tokens=8, prefill_chunk_tokens=1, band_margin_tokens=0)
+    margin_0 = SchedulingKnobs(step_tokens=8, max_prefill_tokens=1, band_margin_tokens=0)
     with engine_core(model, PROMOTING[1], limits=margin_0) as core:
         expected = run_one(core, submit)
     if not kv_travels:
@@ -411,7 +411,7 @@ def test_prompt_log_probabilities_do_not_depend_on_chunks_or_company(tiny: Model
     words = tiny.tokens(NATURAL_TEXT)
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
     submits = [request(f"r{n}", words[n * 50 : n * 50 + 100 + n], max_tokens=2, sampling=sampling) for n in range(3)]
-    with engine_core(tiny, Band(512, 4), limits=StepLimits(step_tokens=50, prefill_chunk_tokens=30)) as core:
+    with engine_core(tiny, Band(512, 4), limits=SchedulingKnobs(step_tokens=50, max_prefill_tokens=30)) as core:
         results = run(core, submits)
     for submit in submits:
         rows = tiny_reference.log_probs(submit.prompt_tokens)

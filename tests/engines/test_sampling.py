@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.engines.llama.sampling import Sampler, fold_seed, log_probability
 from headrace.messages.engine import SamplingParams
 from headrace.scheduling.bands import Band
-from headrace.scheduling.step import StepLimits
+from headrace.scheduling.knobs import SchedulingKnobs
 from tests.engines.harness import (
     LogProbs,
     Model,
@@ -44,7 +44,7 @@ def first(tiny: Model, tiny_reference: Reference, prompt: list[int]) -> LogProbs
 
 def generate(model: Model, prompt: Sequence[int], sampling: SamplingParams, count: int = 12) -> list[int]:
     """Tokens for ``prompt``, computed token by token as the reference does."""
-    with engine_core(model, BAND, limits=StepLimits(1, 1)) as core:
+    with engine_core(model, BAND, limits=SchedulingKnobs(1, 1)) as core:
         return run_one(core, request("r", prompt, max_tokens=count, sampling=sampling)).tokens
 
 
@@ -247,7 +247,7 @@ def test_log_probabilities_are_those_of_the_model_whatever_is_sampled(
     sampling = SamplingParams(
         temperature=1.7, top_k=50, seed=11, logprobs=vocabulary, presence_penalty=0.5, logit_bias={9: 3.0}
     )
-    with engine_core(tiny, BAND, limits=StepLimits(1, 1)) as core:
+    with engine_core(tiny, BAND, limits=SchedulingKnobs(1, 1)) as core:
         result = run_one(core, request("r", prompt, max_tokens=8, sampling=sampling))
     rows = tiny_reference.log_probs([*prompt, *result.tokens[:-1]])[len(prompt) - 1 :]
     assert len(result.logprobs) == len(result.tokens) == 8

@@ -62,7 +62,7 @@ def test_the_report_has_every_lane_most_urgent_first() -> None:
 
 
 def test_smaller_chunks_cost_more_overhead() -> None:
-    small, large = (report(Config(engine=EngineConfig(prefill_chunk_tokens=chunk)), MEASURED)[4] for chunk in (64, 512))
+    small, large = (report(Config(engine=EngineConfig(max_prefill_tokens=chunk)), MEASURED)[4] for chunk in (64, 512))
     assert small.ttft_s > large.ttft_s
 
 

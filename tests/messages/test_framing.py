@@ -26,6 +26,7 @@ from headrace.messages.engine import (
     Submit,
     TokenLogprob,
 )
+from headrace.scheduling.knobs import SchedulingKnobs
 
 TEXT = st.text(max_size=30)
 IDS = st.integers(-(2**31), 2**31 - 1)
@@ -51,7 +52,11 @@ GATEWAY: st.SearchStrategy[GatewayMessage] = st.one_of(
         arrived_s=st.floats(0, 1e9),
     ),
     st.builds(Abort, request_id=TEXT),
-    st.builds(Knobs, step_tokens=st.none() | st.integers(1, 4096), threads=st.none() | st.integers(1, 64)),
+    st.builds(
+        Knobs,
+        scheduling=st.none() | st.builds(SchedulingKnobs, step_tokens=st.integers(1, 4096)),
+        threads=st.none() | st.integers(1, 64),
+    ),
     st.builds(Snapshot, ask_id=st.integers(0, 2**31)),
     st.just(Shutdown()),
 )
@@ -173,11 +178,12 @@ def test_a_length_beyond_the_limit_is_refused_before_its_bytes_are_awaited() -> 
         next(bodies)
 
 
-@pytest.mark.parametrize("name", ["step_tokens", "prefill_chunk_tokens", "threads"])
+@pytest.mark.parametrize("name", ["step_tokens", "max_prefill_tokens", "threads"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_knob_that_would_stop_the_engine_cannot_be_made(name: str, value: int) -> None:
     """Neither in the gateway nor from the wire: an engine that applied it would compute nothing or die."""
+    changed = {name: value} if name == "threads" else {"scheduling": {name: value}}
     with pytest.raises(ValueError, match=name):
-        Knobs(**{name: value})
+        msgspec.convert({"type": "knobs", **changed}, Knobs)
     with pytest.raises(EngineError, match=name):
-        framing.decode_for_engine(msgspec.msgpack.encode({"type": "knobs", name: value}))
+        framing.decode_for_engine(msgspec.msgpack.encode({"type": "knobs", **changed}))

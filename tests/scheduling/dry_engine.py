@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.scheduling.bands import Band, first_band
+from headrace.scheduling.continuous import DecodeFirst
+from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.sequence import SequenceState, urgency
 from headrace.scheduling.slots import SlotTable
-from headrace.scheduling.step import DecodeFirst, SchedulerState, StepLimits, StepPlan, StepPolicy
+from headrace.scheduling.step import SchedulerState, StepPlan, StepPolicy
 
 
 def counts(state: SequenceState) -> tuple[object, ...]:
@@ -33,7 +35,7 @@ class DryEngine:
     """
 
     bands: Sequence[Band]
-    limits: StepLimits = field(default_factory=StepLimits)
+    limits: SchedulingKnobs = field(default_factory=SchedulingKnobs)
     policy: StepPolicy = field(default_factory=DecodeFirst)
     kv_travels: bool = True
     steps: int = 0
@@ -88,7 +90,7 @@ class DryEngine:
             free_streams=tuple(self.slots.free_count(band) for band in range(len(self.bands))),
             waiting=[request.state for request in self.waiting.values()],
             running=[request.state for request in self.running.values()],
-            limits=self.limits,
+            knobs=self.limits,
         )
 
     def step(self) -> StepPlan:
@@ -168,7 +170,7 @@ def check_plan(state: SchedulerState, plan: StepPlan) -> None:
     assert not chunked & set(plan.decode)
 
     tokens = len(plan.decode) + sum(chunk.tokens for chunk in plan.prefill)
-    assert tokens <= state.limits.step_tokens
+    assert tokens <= state.knobs.step_tokens
     assert plan.empty == (tokens == 0)
     if waiting or running:
         assert not plan.empty, "work is there and nothing is computed"
@@ -197,7 +199,7 @@ def _check_admissions(state: SchedulerState, plan: StepPlan, waiting: dict[str, 
     """Admitted sequences fit their band, and nobody less urgent passed somebody who waits for the same."""
     admitted = {admission.request_id: admission.band for admission in plan.admissions}
     wanted = {
-        name: first_band(sequence.prompt_tokens, sequence.limit_tokens, state.bands, state.limits.band_margin_tokens)
+        name: first_band(sequence.prompt_tokens, sequence.limit_tokens, state.bands, state.knobs.band_margin_tokens)
         for name, sequence in waiting.items()
     }
     for name, band in admitted.items():
@@ -215,7 +217,7 @@ def _check_decode(state: SchedulerState, plan: StepPlan, running: dict[str, Sequ
     assert set(plan.decode) <= decoders
     left_out = decoders - set(plan.decode)
     if left_out:
-        assert len(plan.decode) == state.limits.step_tokens
+        assert len(plan.decode) == state.knobs.step_tokens
 
         def generated(name: str) -> int:
             return running[name].computed_tokens - running[name].prompt_tokens
@@ -231,11 +233,10 @@ def _check_prefill(state: SchedulerState, plan: StepPlan, known: dict[str, Seque
         (known[n] for n in (running | admitted) - stalled if not known[n].decoding and known[n].pending_tokens),
         key=urgency,
     )
-    budget = state.limits.step_tokens - len(plan.decode)
+    budget = min(state.knobs.step_tokens - len(plan.decode), state.knobs.max_prefill_tokens)
     expected: list[tuple[str, int]] = []
     for sequence in candidates:
-        most = sequence.chunk_limit_tokens or state.limits.prefill_chunk_tokens
-        size = min(sequence.pending_tokens, state.limits.prefill_chunk_tokens, most, budget)
+        size = min(sequence.pending_tokens, sequence.chunk_limit_tokens or budget, budget)
         if size:
             expected.append((sequence.request_id, size))
             budget -= size

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.scheduling.bands import Band
+from headrace.scheduling.continuous import DecodeFirst
+from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.sequence import SequenceState, Slot
-from headrace.scheduling.step import DecodeFirst, SchedulerState, StepLimits
+from headrace.scheduling.step import SchedulerState
 from tests.scheduling.dry_engine import DryEngine
 
 BANDS = st.lists(
@@ -19,9 +21,9 @@ BANDS = st.lists(
 ).map(lambda bands: tuple(Band(tokens, sequences) for tokens, sequences in sorted(bands)))
 
 LIMITS = st.builds(
-    StepLimits,
+    SchedulingKnobs,
     step_tokens=st.integers(1, 24),
-    prefill_chunk_tokens=st.integers(1, 16),
+    max_prefill_tokens=st.integers(1, 16),
     band_margin_tokens=st.integers(0, 16),
 )
 
@@ -32,7 +34,7 @@ class LoadMachine(RuleBasedStateMachine):
     engine: DryEngine
 
     @initialize(bands=BANDS, limits=LIMITS, kv_travels=st.booleans())
-    def begin(self, bands: tuple[Band, ...], limits: StepLimits, kv_travels: bool) -> None:
+    def begin(self, bands: tuple[Band, ...], limits: SchedulingKnobs, kv_travels: bool) -> None:
         self.engine = DryEngine(bands, limits, kv_travels=kv_travels)
         self.submitted: list[str] = []
 
@@ -69,7 +71,7 @@ class LoadMachine(RuleBasedStateMachine):
         self.engine.abort(data.draw(st.sampled_from(self.submitted)))
 
     @rule(limits=LIMITS)
-    def turn_knobs(self, limits: StepLimits) -> None:
+    def turn_knobs(self, limits: SchedulingKnobs) -> None:
         self.engine.limits = limits
 
     @rule(times=st.integers(1, 12))
@@ -114,7 +116,7 @@ def test_an_endless_stream_of_later_arrivals_starves_nobody(
 ) -> None:
     """With equal priority a request needs at most the time of those before it, one after the other, and its
     own, with one rival's decode in between: whatever arrives later, however often."""
-    engine = DryEngine([Band(64, slots)], StepLimits(step_tokens, prefill_chunk_tokens=4))
+    engine = DryEngine([Band(64, slots)], SchedulingKnobs(step_tokens, max_prefill_tokens=4))
     for number in range(earlier):
         engine.submit(f"e{number}", 10, 10, arrived_s=0.0)
     engine.submit("me", prompt_tokens, output_tokens, arrived_s=1.0)
@@ -129,7 +131,7 @@ def test_an_endless_stream_of_later_arrivals_starves_nobody(
 
 def test_a_decoding_sequence_gets_its_token_in_every_step() -> None:
     """A long prompt beside it does not hold a decoding sequence up, nor does a crowd of waiting ones."""
-    engine = DryEngine([Band(4096, 3)], StepLimits(64, 32))
+    engine = DryEngine([Band(4096, 3)], SchedulingKnobs(64, 32))
     engine.submit("chat", 4, 50)
     while "chat" in engine.waiting or not engine.running["chat"].state.decoding:
         engine.step()
@@ -142,7 +144,7 @@ def test_a_decoding_sequence_gets_its_token_in_every_step() -> None:
 
 def test_a_full_band_does_not_block_another() -> None:
     """A waiting sequence whose band is full leaves the streams of other bands to those behind it."""
-    engine = DryEngine([Band(32, 1), Band(512, 1)], StepLimits(64, 32, band_margin_tokens=0))
+    engine = DryEngine([Band(32, 1), Band(512, 1)], SchedulingKnobs(64, 32, band_margin_tokens=0))
     engine.submit("long1", 100, 50, priority=0)
     engine.submit("long2", 100, 50, priority=0, arrived_s=1.0)
     engine.submit("short", 10, 5, priority=9, arrived_s=2.0)
@@ -152,7 +154,7 @@ def test_a_full_band_does_not_block_another() -> None:
 
 def test_urgent_arrivals_enter_before_earlier_ones() -> None:
     """Priority goes before arrival, arrival before id."""
-    engine = DryEngine([Band(64, 2)], StepLimits(64, 32))
+    engine = DryEngine([Band(64, 2)], SchedulingKnobs(64, 32))
     engine.submit("b", 5, 5, priority=1, arrived_s=0.0)
     engine.submit("a", 5, 5, priority=1, arrived_s=0.0)
     engine.submit("urgent", 5, 5, priority=0, arrived_s=9.0)
@@ -161,11 +163,11 @@ def test_urgent_arrivals_enter_before_earlier_ones() -> None:
 
 def test_decoders_beyond_the_budget_take_turns() -> None:
     """With more decoders than ``step_tokens`` (a knob was turned down) they advance side by side."""
-    engine = DryEngine([Band(64, 4)], StepLimits(64, 32))
+    engine = DryEngine([Band(64, 4)], SchedulingKnobs(64, 32))
     for number in range(4):
         engine.submit(f"r{number}", 3, 20)
     engine.step()
-    engine.limits = StepLimits(1, 1)
+    engine.limits = SchedulingKnobs(1, 1)
     for _ in range(40):
         engine.step()
         generated = [request.state.known_tokens for request in engine.running.values()]
@@ -174,7 +176,7 @@ def test_decoders_beyond_the_budget_take_turns() -> None:
 
 def test_promotion_moves_a_sequence_that_filled_its_band_and_it_goes_on_in_the_same_step() -> None:
     """A chat that outgrows the short band continues in the next one, without losing a step."""
-    engine = DryEngine([Band(16, 2), Band(64, 1)], StepLimits(64, 32, band_margin_tokens=1))
+    engine = DryEngine([Band(16, 2), Band(64, 1)], SchedulingKnobs(64, 32, band_margin_tokens=1))
     engine.submit("chat", 10, 30)
     plans = []
     while "chat" not in dict(engine.ended):
@@ -188,7 +190,7 @@ def test_promotion_moves_a_sequence_that_filled_its_band_and_it_goes_on_in_the_s
 def test_promotion_waits_for_room_above_and_goes_before_new_arrivals() -> None:
     """A sequence stalled at the end of its band gets the first stream above that becomes free, although a
     more urgent one waits for the same band."""
-    engine = DryEngine([Band(16, 2), Band(64, 1)], StepLimits(64, 32, band_margin_tokens=1))
+    engine = DryEngine([Band(16, 2), Band(64, 1)], SchedulingKnobs(64, 32, band_margin_tokens=1))
     engine.submit("chat", 10, 30)
     engine.submit("tenant", 20, 40)
     while engine.running.get("chat") is None or engine.running["chat"].state.computed_tokens < 16:
@@ -204,7 +206,7 @@ def test_promotion_waits_for_room_above_and_goes_before_new_arrivals() -> None:
 
 def test_nothing_to_do_is_an_empty_plan() -> None:
     """No sequence: nothing admitted, moved or computed."""
-    plan = DecodeFirst().plan(SchedulerState(0.0, (Band(64, 1),), (1,), [], [], StepLimits()))
+    plan = DecodeFirst().plan(SchedulerState(0.0, (Band(64, 1),), (1,), [], [], SchedulingKnobs()))
     assert plan.empty and not plan.admissions and not plan.promotions
 
 
@@ -212,7 +214,7 @@ def test_nothing_to_do_is_an_empty_plan() -> None:
 def test_limits_that_could_compute_nothing_are_refused(step_tokens: int, chunk: int) -> None:
     """Such limits would make every plan empty for ever."""
     with pytest.raises(ValueError, match="at least 1"):
-        StepLimits(step_tokens, chunk)
+        SchedulingKnobs(step_tokens, chunk)
 
 
 def test_decoding_means_that_only_the_last_sampled_token_is_pending() -> None:

@@ -26,6 +26,7 @@ from headrace.errors import ConfigError
 from headrace.lanes.feasibility import report
 from headrace.messages.engine import Ready, Start
 from headrace.models import store
+from headrace.scheduling.knobs import SchedulingKnobs
 
 log = logging.getLogger("headrace")
 
@@ -107,8 +108,7 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         model_path=str(model_path),
         model_name=model_name,
         bands=[(band.max_context_tokens, band.max_sequences) for band in engine.bands],
-        step_tokens=engine.step_tokens,
-        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        scheduling=SchedulingKnobs(engine.step_tokens, engine.max_prefill_tokens),
         memory_budget_bytes=engine.memory_budget_bytes,
         threads=engine.threads,
         gpu_layers=engine.gpu_layers,

@@ -116,7 +116,7 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             ),
             "bands": Note("Ranges of context length, shortest first; each has a context of its own."),
             "step_tokens": _count("The token budget of one step.", maximum=65536),
-            "prefill_chunk_tokens": _count("The most prompt tokens of one sequence in one step.", maximum=65536),
+            "max_prefill_tokens": _count("The most prompt tokens of one sequence in one step.", maximum=65536),
             "gpu_layers": _count("Model layers computed on the GPU; 0 none.", minimum=0, maximum=10_000),
             "start_timeout_s": _seconds("How long loading the model may take."),
             "stall_timeout_s": _seconds(

@@ -73,7 +73,7 @@ class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine. ``threads`` None: as many as there are cores, lowered while other processes keep
     cores busy. ``memory_budget_bytes`` None: half of the memory that is free at start; it bounds KV memory.
-    ``step_tokens`` is the token budget of one step, ``prefill_chunk_tokens`` the most prompt tokens of one
+    ``step_tokens`` is the token budget of one step, ``max_prefill_tokens`` the most prompt tokens of one
     sequence in it. An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and
     restarted."""
 
@@ -86,7 +86,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         BandConfig(max_context_tokens=131072, max_sequences=1),
     )
     step_tokens: int = 512
-    prefill_chunk_tokens: int = 256
+    max_prefill_tokens: int = 256
     gpu_layers: int = 0
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 120.0

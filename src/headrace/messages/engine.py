@@ -11,6 +11,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.scheduling.knobs import SchedulingKnobs
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -50,8 +52,7 @@ class Start(Struct, frozen=True, tag="start"):
     model_path: str
     model_name: str
     bands: list[tuple[int, int]]
-    step_tokens: int
-    prefill_chunk_tokens: int
+    scheduling: SchedulingKnobs = SchedulingKnobs()
     memory_budget_bytes: int | None = None
     threads: int | None = None
     gpu_layers: int = 0
@@ -62,7 +63,9 @@ class Submit(Struct, frozen=True, tag="submit"):
     """One sequence to generate. ``request_id`` is unique among live sequences.
 
     ``max_tokens`` is the most tokens to generate (None: up to the model's context; 0: prefill only).
-    ``deadline_s`` and ``priority`` (lower is more urgent) come from the lane.
+    ``deadline_s`` (first token due), ``finish_by_s`` (last token due), ``tpot_s`` (time per token between them) and
+    ``priority`` (lower is more urgent) come from the lane; times are on the clock of ``arrived_s``.
+    ``expected_tokens`` is the output length to expect, ``stream`` whether the client reads tokens as they come.
     """
 
     request_id: str
@@ -73,6 +76,11 @@ class Submit(Struct, frozen=True, tag="submit"):
     max_tokens: int | None = None
     deadline_s: float | None = None
     arrived_s: float = 0.0
+    tenant: str | None = None
+    tpot_s: float | None = None
+    finish_by_s: float | None = None
+    expected_tokens: int | None = None
+    stream: bool = True
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -83,18 +91,15 @@ class Abort(Struct, frozen=True, tag="abort"):
 
 
 class Knobs(Struct, frozen=True, tag="knobs", omit_defaults=True):
-    """Values that may change while running; None leaves a value as it is. Raises ValueError for a value
-    below 1: an engine could compute nothing with it."""
+    """Values that may change while running; None leaves them as they are. ``scheduling`` replaces the whole set.
+    Raises ValueError for a value below 1: an engine could compute nothing with it."""
 
-    step_tokens: int | None = None
-    prefill_chunk_tokens: int | None = None
     threads: int | None = None
+    scheduling: SchedulingKnobs | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
 
 
 class Snapshot(Struct, frozen=True, tag="snapshot"):
@@ -155,7 +160,13 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
 class EngineLoad(Struct, frozen=True):
     """How full the engine is, sent with a step when it changed. Tokens are KV cells; ``step_s`` is the
     duration of the last step, ``decode_tokens`` and ``prefill_tokens`` what it held; ``step_error`` is the typical
-    relative error of the engine's latest predictions of step time."""
+    relative error of the engine's latest predictions of step time.
+
+    ``prefill_tokens_per_s`` and ``decode_step_s`` are predicted: the rate of full prefill chunks, and one decode step
+    of all running sequences and one more (0: not known yet). ``batch_cap`` is where the knee of step time is,
+    ``fragmentation`` the largest share of holes in a band, ``parked`` sequences whose KV waits outside the streams.
+    ``moves``, ``victims`` and ``cut_steps`` (ended early for something urgent) count since the engine started.
+    ``strategy`` decided the last step, for ``reason``."""
 
     running: int
     waiting: int
@@ -169,6 +180,16 @@ class EngineLoad(Struct, frozen=True):
     prefill_tokens: int
     threads: int
     step_error: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    batch_cap: int = 0
+    fragmentation: float = 0.0
+    parked: int = 0
+    moves: int = 0
+    victims: int = 0
+    cut_steps: int = 0
+    strategy: str = ""
+    reason: str = ""
 
 
 class BandPlan(Struct, frozen=True):

@@ -47,6 +47,7 @@ _SLOWEST_PACE: Final = 1e-3
 _MOST_SPREAD: Final = 4.0
 _CLIP: Final = 3.0
 _ERROR_MEMORY: Final = 0.95
+_MOVE_MEMORY: Final = 0.3
 _FIRST_ERROR: Final = 0.3
 
 
@@ -68,11 +69,12 @@ def prefill_pairs(computed_tokens: int, chunk_tokens: int) -> int:
 @dataclass(frozen=True, slots=True)
 class CostPrior:
     """What is believed before the first step: a decode of one sequence, prefill tokens per second in large calls,
-    the fixed time of a call."""
+    the fixed time of a call, copying the KV of one token."""
 
     single_decode_s: float = 0.02
     prefill_tokens_per_s: float = 500.0
     overhead_s: float = 0.005
+    move_s_per_token: float = 2e-5
 
     def call_s(self, rows: int) -> float:
         """Time of a call without its attention."""
@@ -105,6 +107,7 @@ class CostModel:
     _theta: NDArray[np.float64] = field(init=False)
     _spread: NDArray[np.float64] = field(init=False)
     _now_s: list[float] = field(init=False)
+    _moves_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         per_row_s = 1 / self.prior.prefill_tokens_per_s
@@ -125,6 +128,15 @@ class CostModel:
     def call_s(self, rows: int, context_tokens: int = 0, pairs: int = 0) -> float:
         """The expected time of one call, seconds: ``predict`` without the wrapping, for searches."""
         return self.pace * self._call_s(Call(rows, context_tokens, pairs))
+
+    def move_s(self, tokens: int, band: int) -> float:
+        """The expected time of copying one sequence's KV to another stream of ``band``: what it took lately."""
+        return self._moves_s.get(band, tokens * self.prior.move_s_per_token)
+
+    def learn_move(self, band: int, took_s: float) -> None:
+        """Take in what copying one sequence's KV within ``band`` took (libllama copies whole streams)."""
+        before_s = self._moves_s.get(band, took_s)
+        self._moves_s[band] = before_s + _MOVE_MEMORY * (took_s - before_s)
 
     def _call_s(self, call: Call) -> float:
         """At a pace of 1."""

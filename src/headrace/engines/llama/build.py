@@ -18,8 +18,8 @@ from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
+from headrace.scheduling.continuous import DecodeFirst
 from headrace.scheduling.cost import CostModel, CostPrior
-from headrace.scheduling.step import DecodeFirst, StepLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def build(start: Start) -> Engine:
         vocabulary,
         budget,
         DecodeFirst(),
-        limits=StepLimits(start.step_tokens, start.prefill_chunk_tokens),
+        knobs=start.scheduling,
         threads=max_threads,
     )
     first = core.context(0)

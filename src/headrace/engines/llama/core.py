@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence, prompt_problem
 from headrace.engines.llama.sampling import log_probability
@@ -18,8 +20,9 @@ from headrace.engines.llama.stream_state import retarget
 from headrace.errors import EngineError
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit, TokenLogprob
 from headrace.scheduling.cost import CostModel, prefill_pairs
+from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.slots import SlotTable
-from headrace.scheduling.step import SchedulerState, StepLimits, StepPlan, StepPolicy
+from headrace.scheduling.step import SchedulerState, StepPlan, StepPolicy
 
 if TYPE_CHECKING:
     from headrace.engines.llama.library import Library
@@ -41,7 +44,7 @@ class EngineCore:
         budget: BandBudget,
         policy: StepPolicy,
         *,
-        limits: StepLimits,
+        knobs: SchedulingKnobs,
         threads: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,7 +54,7 @@ class EngineCore:
         self._budget = budget
         self._policy = policy
         self._clock = clock
-        self.limits = limits
+        self.knobs = knobs
         self._threads = threads
         self._bands = budget.bands
         self._contexts: list[Context | None] = [None] * len(budget.bands)
@@ -63,7 +66,7 @@ class EngineCore:
         self._reported_s = 0.0
         self._total_tokens = sum(band.max_context_tokens * band.max_sequences for band in budget.bands)
         self._end_tokens = vocabulary.end_tokens()
-        self._step_tokens_capacity = limits.step_tokens
+        self._step_tokens_capacity = knobs.step_tokens
         self.max_context_tokens = budget.bands[-1].max_context_tokens
         self.costs = StepCosts(CostModel())
         self.one_by_one_limit = 1
@@ -83,13 +86,9 @@ class EngineCore:
         """Compute with ``threads`` threads from the next step on."""
         self._threads = threads
 
-    def set_limits(self, limits: StepLimits) -> None:
-        """New live limits, cut to what the contexts were created for."""
-        self.limits = StepLimits(
-            min(limits.step_tokens, self._step_tokens_capacity),
-            limits.prefill_chunk_tokens,
-            limits.band_margin_tokens,
-        )
+    def set_knobs(self, knobs: SchedulingKnobs) -> None:
+        """New live values, cut to what the contexts were created for."""
+        self.knobs = msgspec.structs.replace(knobs, step_tokens=min(knobs.step_tokens, self._step_tokens_capacity))
 
     def context(self, band: int) -> Context:
         """The context of a band, created on first use. Raises EngineError when memory does not suffice."""
@@ -164,7 +163,7 @@ class EngineCore:
             free_streams=tuple([self._slots.free_count(b) for b in range(len(self._bands))]),
             waiting=[s.state for s in self._waiting.values()],
             running=[s.state for s in self._running.values()],
-            limits=self.limits,
+            knobs=self.knobs,
         )
 
     def _apply_moves(self, plan: StepPlan, now_s: float, outputs: list[SequenceOutput]) -> None:

@@ -19,7 +19,6 @@ from headrace.messages.engine import (
     Start,
     Submit,
 )
-from headrace.scheduling.step import StepLimits
 
 
 class EngineLoop:
@@ -66,13 +65,8 @@ class EngineLoop:
         return EngineSnapshot(ask_id, core.load(), core.band_plans(), core.live_ids(), core.check_integrity())
 
     def _set_knobs(self, knobs: Knobs) -> None:
-        limits = self._core.limits
-        fresh = StepLimits(
-            knobs.step_tokens if knobs.step_tokens is not None else limits.step_tokens,
-            knobs.prefill_chunk_tokens if knobs.prefill_chunk_tokens is not None else limits.prefill_chunk_tokens,
-            limits.band_margin_tokens,
-        )
-        self._core.set_limits(fresh)
+        if knobs.scheduling is not None:
+            self._core.set_knobs(knobs.scheduling)
         if knobs.threads is not None:
             self._max_threads = check_threads(knobs.threads)
             self._fixed_threads = True
