@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
+
+RELAXED_PACE_S: Final = 0.5
+"""Time between tokens at which a sequence without targets begins to constrain others: two tokens a second still read
+as alive."""
+UNKNOWN_OUTPUT_TOKENS: Final = 128
+"""Output length to reckon with before a lane has shown its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,10 @@ class SequenceState:
     per token between them (None: no such target). ``expected_tokens`` is the output length that its lane's requests
     usually have (None: unknown). ``first_token_s`` and ``last_token_s`` are when it got its first and latest token.
     A sequence without a slot that has ``computed_tokens`` is parked: its KV is kept outside the streams.
+    ``cached_tokens`` is how much of a waiting sequence's prompt need not be computed.
+
+    ``due_s`` is when the next token is due, ``pace_s`` the time between due tokens (``note_token``); ``rank_s`` and
+    ``start_by_s`` are set when it begins to wait (``order``).
     """
 
     request_id: str
@@ -44,6 +56,11 @@ class SequenceState:
     expected_tokens: int | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    due_s: float = math.inf
+    pace_s: float = math.inf
+    rank_s: float | None = None
+    start_by_s: float = math.inf
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.known_tokens:
@@ -53,6 +70,37 @@ class SequenceState:
     def pending_tokens(self) -> int:
         """Tokens that still have to be computed before the next one can be sampled."""
         return self.known_tokens - self.computed_tokens
+
+    def note_token(self, now_s: float) -> None:
+        """A token was sampled at ``now_s``; the caller has counted it in ``known_tokens``.
+
+        The k-th token after the first is due k paces after the first one, so that at every moment the time per token
+        so far is within its target: who is ahead has slack that a prefill may use. The pace is the TPOT target, or
+        what the E2E deadline leaves for the expected output, whichever is shorter; without either it is
+        ``RELAXED_PACE_S`` after the last token.
+        """
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self.pace_s = math.inf if self.tpot_s is None else self.tpot_s
+            if self.finish_by_s is not None:
+                to_come = max(1, self.output_tokens_to_expect - 1)
+                self.pace_s = min(self.pace_s, max(0.0, self.finish_by_s - now_s) / to_come)
+        if self.pace_s == math.inf:
+            self.due_s = now_s + RELAXED_PACE_S
+        else:
+            self.due_s = self.first_token_s + self.pace_s * (self.known_tokens - self.prompt_tokens)
+
+    @property
+    def output_tokens_to_expect(self) -> int:
+        """The output length to reckon with: what its lane usually has, never beyond its limit."""
+        most = max(0, self.limit_tokens - self.prompt_tokens)
+        return min(most, UNKNOWN_OUTPUT_TOKENS if self.expected_tokens is None else self.expected_tokens)
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled, less what can be taken from a cache."""
+        return max(1, self.known_tokens - max(self.computed_tokens, self.cached_tokens))
 
     @property
     def generated_tokens(self) -> int:

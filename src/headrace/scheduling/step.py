@@ -8,7 +8,7 @@ admissibility, step budget, caps, victim).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +52,7 @@ class SchedulerState(Struct, frozen=True):
     now_s: float
     bands: tuple[Band, ...]
     free_streams: tuple[int, ...]
-    waiting: Sequence[SequenceState]
+    waiting: Collection[SequenceState]
     running: Sequence[SequenceState]
     knobs: SchedulingKnobs
     times: StepTimes = FlatTimes()
