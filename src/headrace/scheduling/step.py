@@ -47,6 +47,7 @@ class SchedulerState(Struct, frozen=True):
     after the other (libllama), so that a chunk only delays what comes after it. ``lane_shares`` is each lane's
     share of engine time lately, 0 to 1 (``scheduling.shares``). ``urgent_seen_s`` is when a sequence with a target
     was last alive. ``traffic`` describes the latest requests, for ``auto``.
+    ``batch_cap`` is the knee of step time (``scheduling.caps``; 0: not known).
     """
 
     now_s: float
@@ -60,6 +61,7 @@ class SchedulerState(Struct, frozen=True):
     lane_shares: Mapping[str, float] = {}
     urgent_seen_s: float = -math.inf
     traffic: Traffic = Traffic()
+    batch_cap: int = 0
 
 
 @dataclass(frozen=True, slots=True)

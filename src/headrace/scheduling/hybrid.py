@@ -1,0 +1,337 @@
+"""``hybrid``: every step decodes the urgent, and gives to prefill the time that they can spare.
+
+A step is budgeted by its predicted *time*, not by a token count. What bounds a prefill chunk:
+
+- ``max_prefill_tokens`` and ``step_tokens``;
+- the slack of what is decoding (``view.slack_s``): nobody who can keep a TPOT or E2E target loses it;
+- ``urgent_step_s`` while sequences with targets are alive and for ``linger_s`` after, ``idle_step_s`` else: the next
+  arrival never waits behind a longer step than that.
+
+Prefill goes in the order of ``order``. A sequence whose deadline presses, and can still be met, does not wait for the
+decoders' slack: its first token is worth more than theirs being even. Others do wait, until a chunk of efficient size
+fits (small ones waste the kernels) or nobody needs the time; since slack grows by at least a tenth of the pace with
+every decode step (``view.ACHIEVABLE_SHARE``), that is at most about ten times as long as such a chunk takes.
+
+A waiting sequence is admitted in the plan that computes its first tokens, not before, so urgency is decided as late
+as possible. When something urgent finds no stream, the least urgent sequence far behind it is parked.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import replace
+from typing import Final
+
+from headrace.scheduling.chunks import efficient_tokens, fitting_tokens
+from headrace.scheduling.compaction import moves_of
+from headrace.scheduling.cost import prefill_pairs
+from headrace.scheduling.order import LATE_S, GroupKey, ServiceRates, WaitingQueue
+from headrace.scheduling.placement import promotions_of
+from headrace.scheduling.sequence import SequenceState
+from headrace.scheduling.step import Admission, Move, PrefillChunk, SchedulerState, StepPlan
+from headrace.scheduling.view import BandView, RunningView, slack_s, view_of
+
+PRESSING_STEPS: Final = 2.0
+"""A deadline presses when its prefill must begin within so many of the longest steps: decoders' slack is not waited
+for any more."""
+VICTIM_MARGIN_S: Final = 10.0
+"""How far behind in rank a sequence must be to be parked for another: parking and coming back cost time, so it must
+not be done for a little."""
+
+_Candidate = tuple[float, str, SequenceState, GroupKey | None, int, bool]
+"""Rank with lateness, id, sequence, its waiting group (None: it runs), place in the group, whether it is late."""
+
+
+class Hybrid:
+    """The policy. Stateless."""
+
+    def plan(self, state: SchedulerState) -> StepPlan:
+        queue = _queue(state)
+        view = view_of(state)
+        free = list(state.free_streams)
+        promotions, stalled = promotions_of(state, free) if view.full else ((), frozenset())
+        room = _Room(state, view, free)
+        victim = _victim(state, queue, view, room)
+        if victim is not None:
+            _remove(view, victim)
+            room.give_back(victim)
+        if stalled:
+            for band in view.bands:
+                band.decoders = [s for s in band.decoders if s.request_id not in stalled]
+            view.prefilling = [s for s in view.prefilling if s.request_id not in stalled]
+        cap_s = _longest_chunk_s(state)
+        decode, decode_s, slack = _decodes(state, view, cap_s)
+        prefill = _Prefill(state, room, rows=len(decode), decode_s=decode_s, slack_s=slack, cap_s=cap_s)
+        prefill.fill(_candidates(state, queue, view), queue)
+        moves: tuple[Move, ...] = ()
+        if not state.fused and not prefill.admissions and not promotions and victim is None:
+            moves = _moves(state, view)
+        return StepPlan(
+            victims=() if victim is None else (victim.request_id,),
+            moves=moves,
+            admissions=tuple(prefill.admissions),
+            promotions=promotions,
+            decode=tuple([s.request_id for s in decode]),
+            prefill=tuple(prefill.chunks),
+            strategy="hybrid",
+        )
+
+
+def _queue(state: SchedulerState) -> WaitingQueue:
+    """The waiting sequences in order: the queue that an engine keeps, or one made here from anything else."""
+    if isinstance(state.waiting, WaitingQueue):
+        return state.waiting
+    queue = WaitingQueue(state.bands, state.knobs)
+    rates = ServiceRates(state.times.call_s(256) / 256, state.times.call_s(16) / 16, state.times.call_s(1))
+    for sequence in sorted(state.waiting, key=lambda s: (s.arrived_s, s.request_id)):
+        queue.add(replace(sequence), rates)
+    queue.refresh(state.now_s)
+    return queue
+
+
+def _longest_chunk_s(state: SchedulerState) -> float:
+    lingering = state.now_s - state.urgent_seen_s <= state.knobs.linger_s
+    return state.knobs.urgent_step_s if lingering else max(state.knobs.idle_step_s, state.knobs.urgent_step_s)
+
+
+def _decodes(state: SchedulerState, view: RunningView, cap_s: float) -> tuple[list[SequenceState], float, float]:
+    """What decodes in this step, how long that takes, and how long a chunk may take besides.
+
+    Bands with a target, or with nothing to do but this, or where a token is due, decode in every step. A band of cold
+    sequences (documents that nobody reads along) costs a call of its own: it decodes when the others can spare that.
+    """
+    chosen: list[SequenceState] = []
+    constraining: list[SequenceState] = []
+    total_s = 0.0
+    budget = state.knobs.step_tokens
+    cold: list[tuple[BandView, float]] = []
+    anyone_urgent = any(band.urgent for band in view.bands)
+    for band in view.bands:
+        if not band.decoders:
+            continue
+        if state.batch_cap and len(band.decoders) > state.batch_cap:
+            _trim(band, state.batch_cap)
+        takes_s = state.times.call_s(band.rows(fused=state.fused), band.context_tokens)
+        if anyone_urgent and not band.urgent and band.earliest_due_s > state.now_s:
+            cold.append((band, takes_s))
+            continue
+        chosen += band.decoders
+        total_s += takes_s
+        if band.urgent:
+            constraining += band.decoders
+    spare_s = (
+        slack_s(constraining, state.now_s, total_s, fused=state.fused, enough_s=cap_s) if constraining else math.inf
+    )
+    for band, takes_s in cold:
+        if takes_s <= spare_s:
+            chosen += band.decoders
+            total_s += takes_s
+            spare_s -= takes_s
+    if len(chosen) > budget:
+        # Too many for one step: those due first, so that everybody gets a turn.
+        chosen.sort(key=lambda s: (s.due_s, s.request_id))
+        chosen = chosen[:budget]
+    relaxed = [s for s in chosen if s.pace_s == math.inf]
+    if relaxed and spare_s > 0:
+        spare_s = min(spare_s, slack_s(relaxed, state.now_s, total_s, fused=state.fused, enough_s=cap_s))
+    return chosen, total_s, spare_s
+
+
+def _trim(band: BandView, cap: int) -> None:
+    """Keep all that have a target, and of the others as many as the cap leaves, longest without a token first."""
+    urgent = [s for s in band.decoders if s.pace_s != math.inf]
+    others = sorted((s for s in band.decoders if s.pace_s == math.inf), key=lambda s: (s.due_s, s.request_id))
+    band.decoders = urgent + others[: max(0, cap - len(urgent))]
+
+
+class _Room:
+    """Streams and caps, counted down while a plan is made."""
+
+    def __init__(self, state: SchedulerState, view: RunningView, free: list[int]) -> None:
+        knobs = state.knobs
+        self._free = free
+        self._total = math.inf if knobs.max_num_seqs is None else knobs.max_num_seqs - view.total
+        caps = knobs.band_caps or ()
+        self._bands = [
+            (caps[index] if index < len(caps) else math.inf) - band.members for index, band in enumerate(view.bands)
+        ]
+        self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
+        self._lanes = {lane: cap - view.lanes.get(lane, 0) for lane, cap in knobs.lane_caps.items()}
+
+    def has_stream(self, band: int) -> bool:
+        """Whether a stream of the band could be given, lanes aside."""
+        return band < len(self._free) and self._free[band] > 0 and self._bands[band] > 0 and self._total > 0
+
+    def lane_open(self, lane: str) -> bool:
+        """Whether the lane is below its cap."""
+        return self._lanes.get(lane, 1) > 0
+
+    def admits(self, sequence: SequenceState, band: int) -> bool:
+        """Whether it may enter now. Only sequences with a target make a batch larger than the knee of step time."""
+        if not self.has_stream(band) or not self.lane_open(sequence.lane):
+            return False
+        return sequence.urgent or self._batch[band] > 0
+
+    def take(self, lane: str, band: int) -> None:
+        """One enters."""
+        self._free[band] -= 1
+        self._bands[band] -= 1
+        self._batch[band] -= 1
+        self._total -= 1
+        if lane in self._lanes:
+            self._lanes[lane] -= 1
+
+    def give_back(self, victim: SequenceState) -> None:
+        """One leaves."""
+        assert victim.slot is not None
+        band = victim.slot.band
+        self._free[band] += 1
+        self._bands[band] += 1
+        self._batch[band] += 1
+        self._total += 1
+        if victim.lane in self._lanes:
+            self._lanes[victim.lane] += 1
+
+
+def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: _Room) -> SequenceState | None:
+    """The running sequence to park for the most urgent one that has a deadline to meet and no stream; None when there
+    is no such, or nobody far enough behind it."""
+    blocked = [
+        (group.on_time[0], key[2])
+        for key, group in queue.groups.items()
+        if group.on_time
+        and group.on_time[0][2].deadline_s is not None
+        and key[2] < len(view.bands)
+        and not room.has_stream(key[2])
+        and room.lane_open(key[0])
+    ]
+    if not blocked:
+        return None
+    (rank_s, _, _), band = min(blocked, key=lambda item: item[0][:2])
+    below = [
+        s
+        for s in state.running
+        if s.slot is not None
+        and s.slot.band == band
+        and s.computed_tokens < state.bands[band].max_context_tokens
+        and (s.rank_s or 0.0) > rank_s + VICTIM_MARGIN_S
+    ]
+    return max(below, key=lambda s: (s.rank_s or 0.0, s.request_id)) if below else None
+
+
+def _remove(view: RunningView, victim: SequenceState) -> None:
+    assert victim.slot is not None
+    band = view.bands[victim.slot.band]
+    band.decoders = [s for s in band.decoders if s is not victim]
+    view.prefilling = [s for s in view.prefilling if s is not victim]
+
+
+def _candidates(state: SchedulerState, queue: WaitingQueue, view: RunningView) -> list[_Candidate]:
+    """The heads of what could be prefilled: running sequences with prompt left, and each group's first ones."""
+    found: list[_Candidate] = []
+    for sequence in view.prefilling:
+        late = sequence.start_by_s < state.now_s
+        found.append(((sequence.rank_s or 0.0) + LATE_S * late, sequence.request_id, sequence, None, 0, late))
+    for key, group in queue.groups.items():
+        if group.on_time:
+            rank_s, request_id, sequence = group.on_time[0]
+            found.append((rank_s, request_id, sequence, key, 0, False))
+        if group.late:
+            rank_s, request_id, sequence = group.late[0]
+            found.append((rank_s + LATE_S, request_id, sequence, key, 0, True))
+    heapq.heapify(found)
+    return found
+
+
+class _Prefill:
+    """Fills a step with chunks, in order, until the time or the tokens are used up."""
+
+    def __init__(
+        self, state: SchedulerState, room: _Room, *, rows: int, decode_s: float, slack_s: float, cap_s: float
+    ) -> None:
+        self._state = state
+        self._room = room
+        self._decoding = rows > 0
+        self._decode_s = decode_s
+        self._slack_s = slack_s
+        self._cap_s = cap_s
+        self._rows = rows if state.fused else 0
+        self._pairs = 0
+        self._tokens_left = min(state.knobs.max_prefill_tokens, state.knobs.step_tokens - rows)
+        self.admissions: list[Admission] = []
+        self.chunks: list[PrefillChunk] = []
+
+    def fill(self, candidates: list[_Candidate], queue: WaitingQueue) -> None:
+        """Take candidates (a heap) in order. A group whose head cannot enter is left for this step: nobody of the
+        same lane, tenant and band overtakes."""
+        while candidates and self._tokens_left > 0:
+            _, _, sequence, key, place, late = heapq.heappop(candidates)
+            if key is not None and not self._room.admits(sequence, key[2]):
+                continue
+            if not self._take(sequence, key, late):
+                return
+            if key is not None:
+                self._push_next(candidates, queue, key, place + 1, late)
+
+    def _push_next(
+        self, candidates: list[_Candidate], queue: WaitingQueue, key: GroupKey, place: int, late: bool
+    ) -> None:
+        entries = queue.groups[key].late if late else queue.groups[key].on_time
+        if place < len(entries):
+            rank_s, request_id, sequence = entries[place]
+            heapq.heappush(candidates, (rank_s + LATE_S * late, request_id, sequence, key, place, late))
+
+    def _take(self, sequence: SequenceState, key: GroupKey | None, late: bool) -> bool:
+        """Give a sequence its chunk; False when the step is full, or it must wait for slack."""
+        done = max(sequence.computed_tokens, sequence.cached_tokens if key is not None else 0)
+        pending = sequence.known_tokens - done
+        if key is not None and sequence.generated_tokens and pending <= 1:
+            self._admit(sequence, key)  # it was parked while decoding: it decodes from the next step on
+            return True
+        most = min(max(1, pending), self._tokens_left, sequence.chunk_limit_tokens or self._tokens_left)
+        pressing = not late and sequence.start_by_s - self._state.now_s < PRESSING_STEPS * self._cap_s
+        allowed_s = self._cap_s if pressing else min(self._cap_s, self._slack_s)
+        tokens = self._fitting(allowed_s, most, done)
+        floor = min(most, self._state.knobs.min_prefill_tokens)
+        if tokens < most and not self.chunks:
+            if pressing or not self._decoding or self._slack_s == math.inf:
+                tokens = max(tokens, floor)
+            elif tokens < min(self._efficient(most), max(floor, self._fitting(self._cap_s, most, done))):
+                return False
+        if tokens < floor:
+            return False
+        if key is not None:
+            self._admit(sequence, key)
+        self.chunks.append(PrefillChunk(sequence.request_id, tokens))
+        self._rows += tokens
+        self._pairs += prefill_pairs(done, tokens)
+        self._tokens_left -= tokens
+        return True
+
+    def _admit(self, sequence: SequenceState, key: GroupKey) -> None:
+        self._room.take(sequence.lane, key[2])
+        self.admissions.append(Admission(sequence.request_id, key[2]))
+
+    def _fitting(self, allowed_s: float, most: int, done: int) -> int:
+        return fitting_tokens(
+            self._state.times,
+            allowed_s + (self._decode_s if self._state.fused else 0.0),
+            most=most,
+            rows=self._rows,
+            pairs=self._pairs,
+            computed_tokens=done,
+        )
+
+    def _efficient(self, most: int) -> int:
+        return min(most, efficient_tokens(self._state.times, self._state.knobs.max_prefill_tokens))
+
+
+def _moves(state: SchedulerState, view: RunningView) -> tuple[Move, ...]:
+    """One copy towards dense streams, in the first band where it pays."""
+    for index, band in enumerate(view.bands):
+        if band.members > 1 and band.top >= band.members:
+            moves = moves_of(state.running, index, state.times)
+            if moves:
+                return moves
+    return ()
