@@ -230,8 +230,11 @@ def _remove(view: RunningView, victim: SequenceState) -> None:
 def _candidates(state: SchedulerState, queue: WaitingQueue, view: RunningView) -> list[_Candidate]:
     """The heads of what could be prefilled: running sequences with prompt left, and each group's first ones."""
     found: list[_Candidate] = []
+    chunk = state.knobs.max_prefill_tokens
+    token_s = state.times.call_s(chunk) / chunk if view.prefilling else 0.0
     for sequence in view.prefilling:
-        late = sequence.start_by_s < state.now_s
+        # What is computed already need not be started any more.
+        late = sequence.start_by_s + sequence.computed_tokens * token_s < state.now_s
         found.append(((sequence.rank_s or 0.0) + LATE_S * late, sequence.request_id, sequence, None, 0, late))
     for key, group in queue.groups.items():
         if group.on_time:
@@ -290,7 +293,7 @@ class _Prefill:
             self._admit(sequence, key)  # it was parked while decoding: it decodes from the next step on
             return True
         most = min(max(1, pending), self._tokens_left, sequence.chunk_limit_tokens or self._tokens_left)
-        pressing = not late and sequence.start_by_s - self._state.now_s < PRESSING_STEPS * self._cap_s
+        pressing = not late and self._presses(sequence)
         allowed_s = self._cap_s if pressing else min(self._cap_s, self._slack_s)
         tokens = self._fitting(allowed_s, most, done)
         floor = min(most, self._state.knobs.min_prefill_tokens)
@@ -308,6 +311,12 @@ class _Prefill:
         self._pairs += prefill_pairs(done, tokens)
         self._tokens_left -= tokens
         return True
+
+    def _presses(self, sequence: SequenceState) -> bool:
+        """Whether its deadline leaves no time to wait; one that cannot be met in any case is as near as it gets."""
+        if sequence.start_by_s == math.inf:
+            return sequence.deadline_s is not None
+        return sequence.start_by_s - self._state.now_s < PRESSING_STEPS * self._cap_s
 
     def _admit(self, sequence: SequenceState, key: GroupKey) -> None:
         self._room.take(sequence.lane, key[2])
