@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.scheduling.bands import Band, first_band
@@ -31,7 +31,8 @@ class Request:
 class DryEngine:
     """Waiting and running sequences over a slot table, driven by ``policy``.
 
-    ``kv_travels`` False is the case in which a promoted sequence must be computed again.
+    ``kv_travels`` False is the case in which a promoted sequence must be computed again. ``check`` raises for a plan
+    that breaks what the policy promises; the default is what ``DecodeFirst`` does.
     """
 
     bands: Sequence[Band]
@@ -39,6 +40,7 @@ class DryEngine:
     policy: StepPolicy = field(default_factory=DecodeFirst)
     kv_travels: bool = True
     steps: int = 0
+    check: Callable[[SchedulerState, StepPlan], None] | None = None
 
     def __post_init__(self) -> None:
         self.slots = SlotTable(self.bands)
@@ -63,11 +65,12 @@ class DryEngine:
         priority: int = 0,
         arrived_s: float = 0.0,
         chunk_limit_tokens: int | None = None,
+        lane: str = "",
     ) -> None:
         """Take in a request that will generate ``output_tokens``, unless a limit ends it before."""
         limit = self.longest if max_tokens is None else min(self.longest, prompt_tokens + max_tokens)
         state = SequenceState(
-            request_id, prompt_tokens, limit, priority, arrived_s, chunk_limit_tokens=chunk_limit_tokens
+            request_id, prompt_tokens, limit, priority, arrived_s, chunk_limit_tokens=chunk_limit_tokens, lane=lane
         )
         self.waiting[request_id] = Request(state, min(limit, prompt_tokens + output_tokens))
 
@@ -97,7 +100,7 @@ class DryEngine:
         """Plan one step, check the plan, apply it."""
         state = self.scheduler_state()
         plan = self._plan_twice(state)
-        check_plan(state, plan)
+        (self.check or check_plan)(state, plan)
         for admission in plan.admissions:
             request = self.waiting.pop(admission.request_id)
             request.state.slot = self.slots.take(admission.band, admission.request_id)
@@ -129,7 +132,7 @@ class DryEngine:
         plan = self.policy.plan(state)
         assert [counts(sequence) for sequence in sequences] == before
         assert self.policy.plan(state) == plan
-        assert DecodeFirst().plan(twin) == plan
+        assert copy.deepcopy(self.policy).plan(twin) == plan
         return plan
 
     def _compute(self, request_id: str, tokens: int) -> None:

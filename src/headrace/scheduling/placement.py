@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.scheduling.bands import first_band
+from collections.abc import Iterable
+
+from headrace.scheduling.admissible import Room, admissible
 from headrace.scheduling.sequence import SequenceState, urgency
 from headrace.scheduling.step import Admission, Promotion, SchedulerState
 
@@ -29,17 +31,10 @@ def promotions_of(state: SchedulerState, free: list[int]) -> tuple[tuple[Promoti
     return tuple(moves), frozenset(stalled)
 
 
-def admissions_of(state: SchedulerState, free: list[int]) -> tuple[tuple[Admission, ...], list[SequenceState]]:
-    """Waiting sequences that get a stream now, most urgent first. Takes from ``free``."""
-    if not state.waiting:
-        return (), []
-    admissions: list[Admission] = []
-    admitted: list[SequenceState] = []
-    for sequence in sorted(state.waiting, key=urgency):
-        band = first_band(sequence.prompt_tokens, sequence.limit_tokens, state.bands, state.knobs.band_margin_tokens)
-        if band is None or free[band] == 0:
-            continue  # a full band stays full for the rest of this plan: nobody overtakes in it, others go on
-        free[band] -= 1
-        admissions.append(Admission(sequence.request_id, band))
-        admitted.append(sequence)
-    return tuple(admissions), admitted
+def admissions_of(
+    state: SchedulerState, room: Room, order: Iterable[SequenceState]
+) -> tuple[tuple[Admission, ...], list[SequenceState]]:
+    """Waiting sequences that get a stream now, in ``order``. Takes from ``room``."""
+    entering = admissible(order, room, state)
+    admissions = tuple([Admission(sequence.request_id, band) for sequence, band in entering])
+    return admissions, [sequence for sequence, _ in entering]
