@@ -145,6 +145,7 @@ class DryEngine:
             return
         if state.known_tokens < state.limit_tokens:
             state.known_tokens += 1
+            state.note_token(float(self.steps))
         if state.known_tokens >= request.stops_at_tokens:
             self._end(request_id, "length" if state.known_tokens >= state.limit_tokens else "stop")
 

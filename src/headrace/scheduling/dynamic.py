@@ -34,9 +34,7 @@ def _gathering_s(state: SchedulerState, most: int) -> float:
     """How long to wait for company still; at most 0 when there is enough of it, or it has been waited for."""
     if len(state.waiting) >= most:
         return 0.0
-    # An arrival in the future (another clock) makes nobody wait for longer than the window.
-    oldest_s = min(state.now_s, min([sequence.arrived_s for sequence in state.waiting]))
-    return oldest_s + state.knobs.merge_window_s - state.now_s
+    return min([sequence.arrived_s for sequence in state.waiting]) + state.knobs.merge_window_s - state.now_s
 
 
 def _length(sequence: SequenceState) -> tuple[int, str]:
