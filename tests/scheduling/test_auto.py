@@ -65,7 +65,14 @@ def test_too_few_requests_are_taken_for_any_kind(traffic: Traffic, current: Stra
     """Until there are enough to tell, the strategy that copes with all; the reason says how many there were."""
     choice = choose(traffic, current)
     if traffic.requests < ENOUGH_REQUESTS:
-        assert choice.strategy == "hybrid" and f"{traffic.requests} requests seen" in choice.reason
+        assert choice.strategy == "hybrid" and f"too few requests: {traffic.requests} seen" in choice.reason
+
+
+@given(TRAFFIC, CURRENT)
+def test_reasons_begin_with_one_of_five_kinds(traffic: Traffic, current: Strategy | None) -> None:
+    """What is before the colon can be a metric's label; the figures after it are different all the time."""
+    kinds = {"too few requests", "offline", "heterogeneous", "streaming", "online and uniform"}
+    assert choose(traffic, current).reason.split(":")[0] in kinds
 
 
 @given(TRAFFIC, CURRENT)

@@ -46,7 +46,7 @@ PREFIX: Final = "auto:"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A strategy, and why it is the one, in words and figures."""
+    """A strategy, and why it is the one: the kind of traffic, a colon, the figures."""
 
     strategy: Strategy
     reason: str
@@ -55,7 +55,9 @@ class Choice:
 def choose(traffic: Traffic, current: Strategy | None) -> Choice:
     """The strategy for ``traffic``. ``current`` is the one that was chosen for the last step, None at first."""
     if traffic.requests < ENOUGH_REQUESTS:
-        return Choice("hybrid", f"{traffic.requests} requests seen, {ENOUGH_REQUESTS} needed to tell what they are")
+        return Choice(
+            "hybrid", f"too few requests: {traffic.requests} seen, {ENOUGH_REQUESTS} needed to tell their kind"
+        )
     if traffic.with_targets == 0 and traffic.streaming == 0:
         return Choice("static", f"offline: none of {traffic.requests} requests has a target or streams")
     lanes = f"{traffic.lanes} {'lane' if traffic.lanes == 1 else 'lanes'}"
