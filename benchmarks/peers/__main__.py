@@ -4,191 +4,185 @@ Two parts, clearly apart: a synthetic tiny model (random weights; the queueing i
 requests for a p99) and SmolLM2-135M (real arithmetic, few requests). In each part the capacity is measured first:
 the requests/s that llama-server with its defaults completes when there is always somebody waiting. Then every
 server is started in turn, round after round, and given exactly the same schedule.
+
+headrace gets the SLO of each class of the workload for the lane that the class names, as its operator would set it;
+with --overload shed it refuses (429) what it predicts to come later than --patience times its target. Refused
+requests are misses, as timeouts are. --strategies makes each named strategy of our own a peer. The second table says
+for each promise whether it is kept; three rounds (--rounds 3) are what it takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import secrets
+import shlex
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
-import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.harness import report
 from benchmarks.peers import llama_server as building
-from benchmarks.peers import servers
-from benchmarks.peers.servers import Peer, Setting
-from benchmarks.peers.table import COLUMNS, Pool
-from headrace.bench.drive.runner import RunSettings
-from headrace.bench.load.workload_file import LoadedWorkload, load_workload, with_values
-from headrace.bench.planned import SloTarget
-from headrace.bench.record_file import RunResult
-from headrace.bench.results.summary import summarise
-from headrace.bench.session import RequestOptions, ask_scale, at_rate, prepare, run_load
+from benchmarks.peers import servers, table, verdict
+from benchmarks.peers.servers import HEADRACE, LLAMA_SERVER, Peer, Setting
+from benchmarks.peers.session import Part, Session, say
+from benchmarks.peers.verdict import ROUNDS, Verdict, verdicts
+from headrace.bench.load.workload_file import LoadedWorkload, load_workload
 from headrace.engines.llama.threads import usable_cores
+from headrace.errors import HeadraceError
 from headrace.models.store import resolve
 from headrace.models.tiny import make_tiny_gguf
+from headrace.scheduling.knobs import Strategy
 
 LOADS = (0.7, 1.0, 1.5)
-USERS = 32
-"""Of the closed loop that measures capacity: more than any server has slots, and none of them pauses."""
-DRAIN_S = 30.0
+BATCH = 256
+"""Of llama-server's second variant."""
+TINY_SECONDS, REAL_SECONDS = 85.0, 50.0
+"""At 15 requests/s of capacity, a round at 100 % offers 640 short and 380 dialogue requests: a p99 takes 368
+answers. SmolLM2 completes less than one a second; its part has no p99, whatever its length."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One model's part. ``seconds`` of load a run, ``capacity_s`` of the capacity's measurement."""
-
-    title: str
-    setting: Setting
-    seconds: float
-    capacity_s: float
-
-
-class Session:
-    """One invocation: what has been measured so far, and the peers."""
-
-    def __init__(self, part: Part, peers: Sequence[Peer], workload: LoadedWorkload, seed: int) -> None:
-        self._part = part
-        self._peers = peers
-        self._workload = with_values(workload, scale_to_context_tokens=part.setting.context_tokens)
-        self._seed = seed
-        self._slos: dict[str, SloTarget] = {
-            name: traffic.slo for name, traffic in self._workload.workload.classes.items()
-        }
-        self.pools: dict[tuple[float, str, str], Pool] = {}
-        self.invalid: list[str] = []
-
-    def capacity_rps(self, peer: Peer) -> float:
-        """Legal requests/s that the peer completes in a closed loop."""
-        loaded = with_values(
-            _without_thinking(self._workload), arrivals=f"closed({USERS})", duration_s=self._part.capacity_s
-        )
-        result = self._run(peer, loaded, seed=self._seed)
-        done = [r for r in result.records if r.malformed is None and r.outcome == "ok" and r.end_ns is not None]
-        within = [r for r in done if r.end_ns is not None and r.end_ns <= self._part.capacity_s * 1e9]
-        say(f"{self._part.title}: {peer.name} completes {len(within) / self._part.capacity_s:.2f} requests/s")
-        return len(within) / self._part.capacity_s
-
-    def round(self, number: int, capacity_rps: float) -> None:
-        """Every load, every peer, in an order that turns from round to round."""
-        for load in LOADS:
-            turned = [*self._peers[number % len(self._peers) :], *self._peers[: number % len(self._peers)]]
-            for peer in turned:
-                loaded = at_rate(self._workload, "poisson(RATE)", capacity_rps * load, self._part.seconds)
-                result = self._run(peer, loaded, seed=self._seed + number)
-                self._take(load, peer, result)
-
-    def _run(self, peer: Peer, loaded: LoadedWorkload, *, seed: int) -> RunResult:
-        with servers.running(peer) as url:
-            settings = RunSettings(target=url, model=self._part.setting.model_name, drain_s=DRAIN_S, label=peer.name)
-            options = RequestOptions(ignore_eos=True, salt=secrets.randbits(31))
-            scale = ask_scale(settings, options.endpoint, os.environ)
-            load = prepare(loaded, options, scale, model=settings.model, seed=seed)
-            return run_load(load, settings, os.environ)
-
-    def _take(self, load: float, peer: Peer, result: RunResult) -> None:
-        legal = [record for record in result.records if record.malformed is None]
-        summary = summarise(result.info, result.records)
-        self.invalid += [f"{peer.name} at {load:.0%}: {reason}" for reason in summary.invalid]
-        last_s = max((record.end_ns or 0 for record in legal), default=0) / 1e9
-        for lane in ["all", *sorted({record.class_name for record in legal})]:
-            pool = self.pools.setdefault((load, peer.name, lane), Pool())
-            chosen = [record for record in legal if lane in ("all", record.class_name)]
-            for name in sorted({record.class_name for record in chosen}):
-                pool.add([record for record in chosen if record.class_name == name], self._slos[name])
-            pool.seconds += max(last_s, self._part.seconds)
-        whole = self.pools[load, peer.name, "all"]
-        say(f"{self._part.title}: {load:.0%} {peer.name}: {whole.good}/{whole.offered} good so far")
-
-    def rows(self) -> list[list[str]]:
-        """The table, loads first."""
-        return [[f"{load:.0%}", name, lane, *pool.cells()] for (load, name, lane), pool in sorted(self.pools.items())]
-
-    def plain(self) -> list[dict[str, object]]:
-        """For JSON."""
-        return [
-            {"load": load, "server": name, "lane": lane, **pool.plain()}
-            for (load, name, lane), pool in sorted(self.pools.items())
-        ]
+def main() -> None:
+    options = _options()
+    program = building.llama_server(say)
+    workload = load_workload(options.workload)
+    rows: list[list[str]] = []
+    judged: list[tuple[str, Verdict]] = []
+    data: dict[str, object] = {}
+    whole = True
+    with tempfile.TemporaryDirectory(prefix="headrace-peers-") as folder:
+        for part in _parts(options, Path(folder)):
+            peers = _peers(part.setting, program, workload, options)
+            session = Session(part, peers, workload, seed=options.seed, records=options.records)
+            ended = _measure(session, servers.llama_server(part.setting, program), options)
+            found = _verdicts(session, peers)
+            rows += [[part.title, *[""] * (len(table.COLUMNS))], *[["", *row] for row in session.rows()]]
+            judged += [(part.title, one) for one in found]
+            data[part.title] = {
+                **ended,
+                "seconds": part.seconds,
+                "rows": session.plain(),
+                "verdicts": [one.plain() for one in found],
+                "invalid": session.invalid,
+            }
+            for reason in session.invalid:
+                say(f"invalid: {reason}")
+            whole = ended["ended_early"] is None
+            if not whole:
+                break
+    report("peers", _command(), ["model", *table.COLUMNS], rows, data)
+    _print_verdicts(judged, options.rounds)
+    if not whole:
+        sys.exit(1)
 
 
-def _without_thinking(loaded: LoadedWorkload) -> LoadedWorkload:
-    """The same requests from users who answer at once: the server is never short of work."""
-    own = loaded.workload
-    classes = {
-        name: traffic
-        if traffic.session is None
-        else msgspec.structs.replace(traffic, session=msgspec.structs.replace(traffic.session, think_ms="1"))
-        for name, traffic in own.classes.items()
-    }
-    return replace(loaded, workload=msgspec.structs.replace(own, classes=classes))
+def _measure(session: Session, capacity_peer: Peer, options: argparse.Namespace) -> dict[str, object]:
+    """All rounds. What was measured before a server failed, or somebody pressed Ctrl-C, is kept and reported."""
+    capacity_rps: float | None = None
+    done = 0
+    ended_early: str | None = None
+    try:
+        capacity_rps = session.capacity_rps(capacity_peer)
+        for number in range(options.rounds):
+            session.round(number, options.loads, capacity_rps)
+            done += 1
+    except (RuntimeError, HeadraceError, KeyboardInterrupt) as error:
+        ended_early = str(error) or type(error).__name__
+        say(f"ended early: {ended_early}")
+    return {"capacity_rps": capacity_rps, "rounds": done, "ended_early": ended_early}
 
 
-def say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-
-def peers_of(setting: Setting, program: Path) -> list[Peer]:
-    """headrace, llama-server twice, and vLLM where it is installed."""
-    found = [
-        servers.headrace(setting),
-        servers.llama_server(setting, program),
-        servers.llama_server(setting, program, batch=256),
-    ]
+def _peers(setting: Setting, program: Path, workload: LoadedWorkload, options: argparse.Namespace) -> list[Peer]:
+    """headrace (as it comes, or once for each strategy), llama-server twice, and vLLM where it is installed."""
+    lanes = servers.lane_sections(workload.workload, {"overload": options.overload, "patience": options.patience})
+    found = [servers.headrace(setting, lanes, strategy=strategy) for strategy in options.strategies or [None]]
+    if options.llama_server:
+        found += [servers.llama_server(setting, program), servers.llama_server(setting, program, batch=BATCH)]
     python = os.environ.get("HEADRACE_PEER_VLLM")
     if python:
         found.append(servers.vllm(setting, Path(python)))
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1)
+def _verdicts(session: Session, peers: list[Peer]) -> list[Verdict]:
+    """The subject is headrace as it comes (hybrid); where only other strategies ran, the first of them."""
+    own = [peer.name for peer in peers if peer.name.split()[0] == HEADRACE]
+    subject = next((name for name in own if name in (HEADRACE, f"{HEADRACE} hybrid")), own[0])
+    rivals = [peer.name for peer in peers if peer.name.split()[0] == LLAMA_SERVER]
+    simpler = [name for name in own if name != subject]
+    return verdicts(session.pools, subject=subject, rivals=rivals, simpler=simpler)
+
+
+def _print_verdicts(judged: list[tuple[str, Verdict]], rounds: int) -> None:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(stderr=True, width=240)  # a file has no edge
+    printed = Table("model", *verdict.COLUMNS, title="promises")
+    last = ""
+    for title, one in judged:
+        printed.add_row("" if title == last else title, *one.cells())
+        last = title
+    console.print(printed)
+    if rounds < ROUNDS:
+        console.print(f"{rounds} round(s): a look. The proof takes {ROUNDS} or more (--rounds {ROUNDS}).")
+
+
+def _command() -> str:
+    arguments = shlex.join(sys.argv[1:])
+    return f"make bench-peers ARGS={shlex.quote(arguments)}" if arguments else "make bench-peers"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=_at_least_one, default=1, help=f"the proof takes {ROUNDS}")
     parser.add_argument("--parts", nargs="+", choices=["tiny", "real"], default=["tiny", "real"])
-    parser.add_argument("--seconds", type=float, help="of load a run (default: 75 for tiny, 50 for real)")
+    parser.add_argument(
+        "--seconds", type=float, help=f"of load a run (default: {TINY_SECONDS:g} for tiny, {REAL_SECONDS:g} for real)"
+    )
+    parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of the measured capacity")
+    parser.add_argument(
+        "--strategies",
+        nargs="+",
+        choices=get_args(Strategy),
+        help="a headrace for each of these (default: one, with the default strategy)",
+    )
+    parser.add_argument(
+        "--no-llama-server",
+        dest="llama_server",
+        action="store_false",
+        help="leave llama-server out of the rounds; the capacity is still what it completes",
+    )
+    parser.add_argument("--overload", choices=["shed", "queue"], default="shed", help="of headrace's lanes")
+    parser.add_argument("--patience", type=float, default=1.0, help="of headrace's lanes (times the target)")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--workload", default="mixed-enterprise")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    program = building.llama_server(say)
-    workload = load_workload(options.workload)
-    rows: list[list[str]] = []
-    data: dict[str, object] = {}
-    with tempfile.TemporaryDirectory(prefix="headrace-peers-") as folder:
-        for part in _parts(options, Path(folder)):
-            session = Session(part, peers_of(part.setting, program), workload, options.seed)
-            capacity_rps = session.capacity_rps(servers.llama_server(part.setting, program))
-            for number in range(options.rounds):
-                session.round(number, capacity_rps)
-            rows += [[part.title, *[""] * len(COLUMNS)], *[["", *row] for row in session.rows()]]
-            data[part.title] = {
-                "capacity_rps": capacity_rps,
-                "rounds": options.rounds,
-                "seconds": part.seconds,
-                "rows": session.plain(),
-                "invalid": session.invalid,
-            }
-            for reason in session.invalid:
-                say(f"invalid: {reason}")
-    command = f"make bench-peers ARGS='--rounds {options.rounds} --parts {' '.join(options.parts)}'"
-    report("peers", command, ["model", *COLUMNS], rows, data)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; each further one takes the next")
+    parser.add_argument("--records", type=Path, help="a folder in which every run's raw records are kept")
+    return parser.parse_args()
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, not {number}")
+    return number
 
 
 def _parts(options: argparse.Namespace, folder: Path) -> list[Part]:
     parts = []
     if "tiny" in options.parts:
         setting = Setting(make_tiny_gguf(folder / "tiny.gguf"), "tiny", options.threads, 4096)
-        parts.append(Part("synthetic tiny model", setting, options.seconds or 75.0, 15.0))
+        parts.append(Part("synthetic tiny model", setting, options.seconds or TINY_SECONDS, 15.0))
     if "real" in options.parts:
         setting = Setting(resolve("smollm2"), "smollm2", options.threads, 2048)
-        parts.append(Part("SmolLM2-135M", setting, options.seconds or 50.0, 40.0))
+        parts.append(Part("SmolLM2-135M", setting, options.seconds or REAL_SECONDS, 40.0))
     return parts
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import free_port
+from headrace.bench.load.workload import Workload
 
+HEADRACE, LLAMA_SERVER = "headrace", "llama-server"
 SLOTS = 16
 """Concurrent sequences of llama-server; headrace's bands hold at least as many short ones."""
 START_LIMIT_S = 180.0
+END_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,41 @@ class Peer:
         return [part.format(port=port, config=config_path) for part in self.command]
 
 
-def headrace(setting: Setting) -> Peer:
-    """headrace with its defaults; only the length bands are cut to the common context."""
+def headrace(setting: Setting, lanes: Mapping[str, Mapping[str, object]], *, strategy: str | None = None) -> Peer:
+    """headrace with its defaults and with ``lanes`` (``lane_sections``) as its operator would set them. With a
+    ``strategy`` it makes its batches by that one, and is a peer of its own."""
+    engine: dict[str, object] = {"threads": setting.threads}
+    if strategy is not None:
+        engine["scheduling"] = {"strategy": strategy}
     config = {
         "model": {"source": str(setting.model_path), "name": setting.model_name},
-        "engine": {"threads": setting.threads},
+        "engine": engine,
+        "lanes": lanes,
     }
     command = (sys.executable, "-m", "headrace", "serve", "--config", "{config}", "--port", "{port}")
-    return Peer("headrace", (*command, "--log-level", "warning"), "/ready", json.dumps(config))
+    name = HEADRACE if strategy is None else f"{HEADRACE} {strategy}"
+    return Peer(name, (*command, "--log-level", "warning"), "/ready", json.dumps(config))
+
+
+def lane_sections(workload: Workload, keys: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """The ``lanes`` section for a workload: each lane that a class names gets that class's SLO, and ``keys``.
+
+    That is what an operator does who knows the traffic: the lanes' default targets are for machines with a GPU, and
+    a scheduler that is asked for what no policy can give here would refuse everything. The SLO is the one that the
+    requests are judged by afterwards; llama-server cannot be told. A target that the class does not have is set to
+    null, so that no default one stays.
+
+    Raises ValueError when two classes of one lane have different SLOs: a lane has one.
+    """
+    sections: dict[str, dict[str, object]] = {}
+    for name, traffic in workload.classes.items():
+        if traffic.lane is None:
+            continue
+        slo = {"p99_ttft_s": traffic.slo.ttft_s, "p99_tpot_s": traffic.slo.tpot_s, "p99_e2e_s": traffic.slo.e2e_s}
+        section: dict[str, object] = {"slo": slo, **keys}
+        if sections.setdefault(traffic.lane, section) != section:
+            raise ValueError(f"class {name} has another SLO than those before it in lane {traffic.lane}")
+    return sections
 
 
 def llama_server(setting: Setting, program: Path, *, batch: int | None = None) -> Peer:
@@ -67,7 +98,7 @@ def llama_server(setting: Setting, program: Path, *, batch: int | None = None) -
     ]
     if batch is not None:
         command += ["--batch-size", str(batch)]
-    return Peer("llama-server" if batch is None else f"llama-server -b {batch}", tuple(command), "/health")
+    return Peer(LLAMA_SERVER if batch is None else f"{LLAMA_SERVER} -b {batch}", tuple(command), "/health")
 
 
 def vllm(setting: Setting, python: Path) -> Peer:
@@ -80,9 +111,21 @@ def vllm(setting: Setting, python: Path) -> Peer:
     return Peer("vllm (CPU)", command, "/health")
 
 
+@dataclass(frozen=True)
+class Running:
+    """A peer that serves at ``url``."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def exit_code(self) -> int | None:
+        """None while it runs, as it should."""
+        return self.process.poll()
+
+
 @contextlib.contextmanager
-def running(peer: Peer) -> Iterator[str]:
-    """Start the peer, wait until it serves, give its base URL, end it. Raises RuntimeError with its log."""
+def running(peer: Peer) -> Iterator[Running]:
+    """Start the peer, wait until it serves, end it with all its processes. Raises RuntimeError with its log."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="headrace-peer-") as folder:
         config, log_path = Path(folder) / "headrace.yaml", Path(folder) / "log"
@@ -93,17 +136,24 @@ def running(peer: Peer) -> Iterator[str]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
             )
         try:
             _wait_until_ready(process, f"http://127.0.0.1:{port}{peer.ready_path}", log_path)
-            yield f"http://127.0.0.1:{port}"
+            yield Running(f"http://127.0.0.1:{port}", process)
         finally:
-            process.terminate()
-            try:
-                process.wait(timeout=45)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nothing is measured any more. What does not end when asked (llama-server first works through its queue) is
+    ended, with the processes that it started."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=END_LIMIT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
