@@ -25,6 +25,8 @@ LIMITS = st.builds(
     step_tokens=st.integers(1, 24),
     max_prefill_tokens=st.integers(1, 16),
     band_margin_tokens=st.integers(0, 16),
+    max_num_seqs=st.none() | st.integers(1, 6),
+    band_caps=st.none() | st.lists(st.integers(1, 3), max_size=4).map(tuple),
 )
 
 
