@@ -43,10 +43,10 @@ class SchedulingKnobs(Struct, frozen=True):
     merge_max: int = 16
     min_prefill_tokens: int = 64
     linger_s: float = 2.0
-    urgent_step_s: float = 0.15
-    idle_step_s: float = 0.3
+    urgent_step_s: float = 0.25
+    idle_step_s: float = 0.4
     ageing_s: float = 10.0
-    knee_gain: float = 0.2
+    knee_gain: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("step_tokens", "max_prefill_tokens", "merge_max", "min_prefill_tokens"):
