@@ -204,7 +204,7 @@ def _check_caps(state: SchedulerState, plan: StepPlan) -> None:
     """Nobody enters what is at its cap, from outside or from the band below; what was there before may stay."""
     total = len(state.running) + len(plan.admissions)
     assert not plan.admissions or state.knobs.max_num_seqs is None or total <= state.knobs.max_num_seqs
-    entering = [move.band for move in (*plan.admissions, *plan.promotions)]
+    entering = [admission.band for admission in plan.admissions] + [move.band for move in plan.promotions]
     for band, cap in enumerate((state.knobs.band_caps or ())[: len(state.bands)]):
         members = sum(sequence.slot is not None and sequence.slot.band == band for sequence in state.running)
         assert band not in entering or members + entering.count(band) <= cap
