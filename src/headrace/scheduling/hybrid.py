@@ -23,6 +23,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from headrace.scheduling.admissible import Room
 from headrace.scheduling.chunks import efficient_tokens, fitting_tokens
 from headrace.scheduling.compaction import moves_of
 from headrace.scheduling.cost import prefill_pairs
@@ -49,9 +50,8 @@ class Hybrid:
     def plan(self, state: SchedulerState) -> StepPlan:
         queue = _queue(state)
         view = view_of(state)
-        free = list(state.free_streams)
-        promotions, stalled = promotions_of(state, free) if view.full else ((), frozenset())
-        room = _Room(state, view, free)
+        room = _BatchRoom(state, view)
+        promotions, stalled = promotions_of(state, room.streams) if view.full else ((), frozenset())
         victim = _victim(state, queue, view, room)
         if victim is not None:
             _remove(view, victim)
@@ -145,56 +145,40 @@ def _trim(band: BandView, cap: int) -> None:
     band.decoders = urgent + others[: max(0, cap - len(urgent))]
 
 
-class _Room:
-    """Streams and caps, counted down while a plan is made."""
+class _BatchRoom(Room):
+    """``Room`` with the knee of step time: only sequences with a target make a batch larger than that."""
 
-    def __init__(self, state: SchedulerState, view: RunningView, free: list[int]) -> None:
-        knobs = state.knobs
-        self._free = free
-        self._total = math.inf if knobs.max_num_seqs is None else knobs.max_num_seqs - view.total
-        caps = knobs.band_caps or ()
-        self._bands = [
-            (caps[index] if index < len(caps) else math.inf) - band.members for index, band in enumerate(view.bands)
-        ]
+    def __init__(self, state: SchedulerState, view: RunningView) -> None:
+        super().__init__(state)
         self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
-        self._lanes = {lane: cap - view.lanes.get(lane, 0) for lane, cap in knobs.lane_caps.items()}
 
     def has_stream(self, band: int) -> bool:
         """Whether a stream of the band could be given, lanes aside."""
-        return band < len(self._free) and self._free[band] > 0 and self._bands[band] > 0 and self._total > 0
+        return band < len(self.streams) and self.streams[band] > 0 and self.sequences > 0
 
-    def lane_open(self, lane: str) -> bool:
-        """Whether the lane is below its cap."""
-        return self._lanes.get(lane, 1) > 0
-
-    def admits(self, sequence: SequenceState, band: int) -> bool:
-        """Whether it may enter now. Only sequences with a target make a batch larger than the knee of step time."""
+    def lets_in(self, sequence: SequenceState, band: int) -> bool:
+        """Whether it may enter now."""
         if not self.has_stream(band) or not self.lane_open(sequence.lane):
             return False
         return sequence.urgent or self._batch[band] > 0
 
-    def take(self, lane: str, band: int) -> None:
+    def enter(self, lane: str, band: int) -> None:
         """One enters."""
-        self._free[band] -= 1
-        self._bands[band] -= 1
+        self.take(lane, band)
         self._batch[band] -= 1
-        self._total -= 1
-        if lane in self._lanes:
-            self._lanes[lane] -= 1
 
     def give_back(self, victim: SequenceState) -> None:
         """One leaves."""
         assert victim.slot is not None
         band = victim.slot.band
-        self._free[band] += 1
-        self._bands[band] += 1
+        self.streams[band] += 1
         self._batch[band] += 1
-        self._total += 1
-        if victim.lane in self._lanes:
-            self._lanes[victim.lane] += 1
+        self.sequences += 1
+        if victim.lane in self.lanes:
+            self.lanes[victim.lane] += 1
 
 
-def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: _Room) -> SequenceState | None:
+def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: _BatchRoom) -> SequenceState | None:
     """The running sequence to park for the most urgent one that has a deadline to meet and no stream; None when there
     is no such, or nobody far enough behind it."""
     blocked = [
@@ -251,7 +235,7 @@ class _Prefill:
     """Fills a step with chunks, in order, until the time or the tokens are used up."""
 
     def __init__(
-        self, state: SchedulerState, room: _Room, *, rows: int, decode_s: float, slack_s: float, cap_s: float
+        self, state: SchedulerState, room: _BatchRoom, *, rows: int, decode_s: float, slack_s: float, cap_s: float
     ) -> None:
         self._state = state
         self._room = room
@@ -270,7 +254,7 @@ class _Prefill:
         same lane, tenant and band overtakes."""
         while candidates and self._tokens_left > 0:
             _, _, sequence, key, place, late = heapq.heappop(candidates)
-            if key is not None and not self._room.admits(sequence, key[2]):
+            if key is not None and not self._room.lets_in(sequence, key[2]):
                 continue
             if not self._take(sequence, key, late):
                 return
@@ -319,7 +303,7 @@ class _Prefill:
         return sequence.start_by_s - self._state.now_s < PRESSING_STEPS * self._cap_s
 
     def _admit(self, sequence: SequenceState, key: GroupKey) -> None:
-        self._room.take(sequence.lane, key[2])
+        self._room.enter(sequence.lane, key[2])
         self.admissions.append(Admission(sequence.request_id, key[2]))
 
     def _fitting(self, allowed_s: float, most: int, done: int) -> int:
