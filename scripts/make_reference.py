@@ -20,7 +20,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from headrace.admission.decide import LaneLoad
+from headrace.admission.decide import AdmissionDecision, LaneLoad
+from headrace.admission.front import Verdict
+from headrace.admission.lengths import OutputLength
+from headrace.admission.predict import Prediction
 from headrace.bench.load.arrivals import ARRIVAL_FORMS
 from headrace.bench.load.lengths import LENGTH_FORMS
 from headrace.bench.load.workload import IllegalTraffic, PrefixPool, Session, TrafficClass, Workload
@@ -30,10 +33,19 @@ from headrace.cli.main import main as command_line
 from headrace.config.environment import variables
 from headrace.config.fields import notes
 from headrace.config.problems import dotted
-from headrace.config.schema import BandConfig, Config, EngineConfig, ModelConfig, ServerConfig, Tenant
-from headrace.lanes.lane import SLO, Lane, LaneMatch
+from headrace.config.schema import (
+    BandConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    SchedulingConfig,
+    ServerConfig,
+    Tenant,
+)
+from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 from headrace.messages.engine import EngineLoad
-from headrace.telemetry.metrics import Metrics, Sources
+from headrace.telemetry.metrics import Metrics
+from headrace.telemetry.moment import Sources
 from headrace.telemetry.timing import RequestTiming
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -46,15 +58,21 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
     ("server", ServerConfig),
     ("engine", EngineConfig),
     ("engine.bands[]", BandConfig),
+    ("engine.scheduling", SchedulingConfig),
     ("lanes.NAME", Lane),
     ("lanes.NAME.slo", SLO),
+    ("lanes.NAME.fallback", Fallback),
     ("lanes.NAME.match", LaneMatch),
     ("tenants.NAME", Tenant),
 )
 
 _REQUEST_HEADERS: Final = {
-    "authorization": "`Bearer KEY`; needed once any tenant has an API key.",
+    "authorization": "`Bearer KEY`; needed once any tenant has an API key, and below /admin once there are admin keys.",
+    "x-forwarded-for": "Says that a proxy sent it on: /admin without admin keys refuses it.",
+    "x-forwarded-host": "As x-forwarded-for.",
+    "x-forwarded-proto": "As x-forwarded-for.",
     "x-headrace-lane": "The lane. Wins over every other rule; an unknown name is 400, one not allowed 403.",
+    "x-real-ip": "As x-forwarded-for.",
     "x-request-id": "Comes back on the response and stands in the log; made up when absent.",
     "x-slo-tpot-ms": "This request's own TPOT target in milliseconds; tightens the lane's, never loosens it.",
     "x-slo-ttft-ms": "This request's own TTFT target in milliseconds; tightens the lane's, never loosens it.",
@@ -64,10 +82,12 @@ _RESPONSE_HEADERS: Final = {
     "retry-after": "With 429 and 503: seconds until it is worth trying again; for 429 the predicted time.",
     "www-authenticate": "With 401: `Bearer`.",
     "x-accel-buffering": "`no` on streams: asks proxies not to hold them back.",
+    "x-headrace-degraded": "What the answer was limited to because the full one would have come too late.",
     "x-headrace-ignored": "Request fields that were ignored (`server.unsupported_params: ignore`).",
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
-    "x-headrace-shed-reason": "With 429: why.",
+    "x-headrace-predicted-ttft-ms": "The time to the first token as predicted at admission, in milliseconds.",
+    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full` or `predicted_late`.",
     "x-request-id": "The request's id, on every response.",
 }
 _HEADER: Final = re.compile(r"x-[a-z-]+|authorization|retry-after|www-authenticate")
@@ -237,13 +257,25 @@ def _help(path: str) -> str:
 def _observed() -> Any:
     """A registry in which everything was observed once, so that every label shows."""
     found = Metrics("VERSION")
-    load = EngineLoad(1, 1, 1, 2, 1, 2, 1, 0.1, 1, 1, 1)
-    found.watch(Sources(lanes=lambda: {"LANE": LaneLoad()}, load=lambda: load, ready=lambda: None))
+    load = EngineLoad(1, 1, 1, 2, 1, 2, 1, 0.1, 1, 1, 1, strategy="hybrid")
+    found.watch(
+        Sources(
+            lanes=lambda: {"LANE": LaneLoad()},
+            load=lambda: load,
+            ready=lambda: None,
+            lengths=lambda: {"LANE": OutputLength(1, 1)},
+            ttft_errors=lambda: {"LANE": 0.0},
+        )
+    )
+    found.admission_decided(
+        "LANE", Verdict(AdmissionDecision("shed", "queue_full", 1.0), [], 0.0, Prediction(1.0, 1.0))
+    )
     timing = RequestTiming(arrived_s=0.0, queue_wait_s=0.1)
     timing.output(0, 1, 1.0)
     timing.output(0, 1, 2.0)
     found.request_ended("LANE", "ok", prompt_tokens=1, timing=timing, ended_s=2.0)
     found.step_ended(load)
+    found.knobs_changed(["KNOB"])
     return found.registry
 
 

@@ -4,6 +4,7 @@
 
     HeadraceError
     ├── ConfigError                  the operator's YAML, flags or environment are wrong
+    ├── AdminRequestFailed           a command got no answer, or a refusal, from the server it speaks to
     ├── ModelError                   a model file cannot be fetched, read or converted
     ├── RequestError                 the client's fault: 4xx, never counts against an engine
     │   ├── AuthenticationFailed     401
@@ -34,6 +35,11 @@ class ConfigError(HeadraceError):
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(f"{where}: {message}" if where else message)
         self.where = where
+
+
+class AdminRequestFailed(HeadraceError):
+    """A running server was asked by a command: it is not there, is not headrace's, or refuses. ``str`` says what to
+    do."""
 
 
 class ModelError(HeadraceError):

@@ -102,9 +102,11 @@ def test_show_says_where_values_came_from(folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--origin"], ["--origin", "--json"]])
 def test_show_masks_keys(folder: Path, options: list[str]) -> None:
-    (folder / "headrace.yaml").write_text(f"tenants: {{acme: {{api_keys: [{SECRET}, env:ACME]}}}}\n")
+    (folder / "headrace.yaml").write_text(
+        f"tenants: {{acme: {{api_keys: [{SECRET}, env:ACME]}}}}\nserver: {{admin_keys: [{SECRET}-of-an-admin]}}\n"
+    )
     result = run("config", "show", *options, env={"ACME": SECRET + "-too"})
     assert result.exit_code == 0
     assert SECRET not in result.output
     assert "sha256:" not in result.output
-    assert result.output.count("********") == 2
+    assert result.output.count("********") == 3

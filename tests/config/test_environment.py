@@ -26,7 +26,8 @@ def complaint(**env: str) -> str:
 def test_the_name_is_section_and_key_in_capitals() -> None:
     names = variables()
     assert dotted(names["HEADRACE_SERVER_PORT"]) == "server.port"
-    assert dotted(names["HEADRACE_ENGINE_MAX_PREFILL_TOKENS"]) == "engine.max_prefill_tokens"
+    assert dotted(names["HEADRACE_ENGINE_SCHEDULING_STRATEGY"]) == "engine.scheduling.strategy"
+    assert "HEADRACE_ENGINE_SCHEDULING" not in names
     assert dotted(names["HEADRACE_DEFAULT_LANE"]) == "default_lane"
     assert not any(name.startswith(("HEADRACE_LANES", "HEADRACE_TENANTS")) for name in names)
 
@@ -40,6 +41,9 @@ def test_values_are_read_as_the_key_needs_them() -> None:
         HEADRACE_SERVER_ALLOW_MODEL_DELETE="true",
         HEADRACE_ENGINE_MEMORY_BUDGET_BYTES="1GiB",
         HEADRACE_ENGINE_BANDS="[{max_context_tokens: 4096, max_sequences: 4}]",
+        HEADRACE_ENGINE_SCHEDULING_STRATEGY="auto",
+        HEADRACE_ENGINE_SCHEDULING_MAX_NUM_SEQS="null",
+        HEADRACE_ENGINE_SCHEDULING_LINGER_S="1",
         HEADRACE_LOG_LEVEL="debug",
     )
     assert config.model.source == "123"
@@ -49,6 +53,8 @@ def test_values_are_read_as_the_key_needs_them() -> None:
     assert config.server.allow_model_delete is True
     assert config.engine.memory_budget_bytes == 1024**3
     assert config.engine.bands == (BandConfig(max_context_tokens=4096, max_sequences=4),)
+    scheduling = config.engine.scheduling
+    assert (scheduling.strategy, scheduling.max_num_seqs, scheduling.linger_s) == ("auto", None, 1.0)
     assert config.log_level == "debug"
 
 
@@ -62,7 +68,8 @@ def test_a_list_may_be_yaml_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["HEADRACE_CACHE_DIR", "HEADRACE_SERVICE_HOST", "HEADRACE_PORT", "OTHER", "headrace_x"]
+    "name",
+    ["HEADRACE_CACHE_DIR", "HEADRACE_ADMIN_KEY", "HEADRACE_SERVICE_HOST", "HEADRACE_PORT", "OTHER", "headrace_x"],
 )
 def test_names_that_are_somebody_elses_are_left_alone(name: str) -> None:
     assert read(**{name: "tcp://10.0.0.1:80"}) == Config()
@@ -72,6 +79,7 @@ def test_names_that_are_somebody_elses_are_left_alone(name: str) -> None:
     ("name", "said"),
     [
         ("HEADRACE_SERVER_PROT", "did you mean HEADRACE_SERVER_PORT?"),
+        ("HEADRACE_ENGINE_SCHEDULING_STRATEGIE", "did you mean HEADRACE_ENGINE_SCHEDULING_STRATEGY?"),
         ("HEADRACE_SERVR_PORT", "did you mean HEADRACE_SERVER_PORT?"),
         ("HEADRACE_MODEL", "did you mean HEADRACE_MODEL_NAME?"),
         ("HEADRACE_LOG_LEVEL_", "did you mean HEADRACE_LOG_LEVEL?"),

@@ -159,10 +159,27 @@ def test_keys_are_kept_as_digests_only() -> None:
         "tenants: {acme: {api_keys: [[sk-very-secret]]}}",
         "tenants: {acme: {api_keys: [sk-very-secret]}, b: {api_keys: [sk-very-secret]}}",
         "tenants: {acme: {api_keys: ['sha256:sk-very-secret']}}",
+        "server: {admin_keys: sk-very-secret}",
+        "server: {admin_keys: ['sk-very-secret', 'sk-very secret']}",
+        "server: {admin_keys: [{sk-very: secret}]}",
     ],
 )
 def test_no_complaint_repeats_a_key(text: str) -> None:
     assert "very" not in "".join(complaints(text))
+
+
+def test_admin_keys_are_kept_as_digests_only_and_no_repr_shows_them() -> None:
+    config = read("server: {admin_keys: [sk-literal-key]}", {})
+    digest = hashlib.sha256(b"sk-literal-key").hexdigest()
+    assert config.server.admin_keys == (f"sha256:{digest}",)
+    assert digest not in repr(config) and "<1 hidden>" in repr(config)
+    by_variable = read("", {"HEADRACE_SERVER_ADMIN_KEYS": "env:ADMIN", "ADMIN": "sk-literal-key"})
+    assert by_variable.server.admin_keys == config.server.admin_keys
+
+
+def test_an_admin_key_is_no_tenants_key() -> None:
+    (said,) = complaints("server: {admin_keys: [sk-one]}\ntenants: {acme: {api_keys: [sk-one]}}\n")
+    assert said.endswith("tenants.acme.api_keys[0]: the same key as server.admin_keys[0]")
 
 
 def test_a_missing_variable_for_a_key_is_told() -> None:

@@ -302,6 +302,32 @@ async def test_a_knob_bounds_the_next_steps(tiny_gguf: Path, step_sizes: list[in
             engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=0)))
 
 
+async def test_knobs_set_while_it_starts_hold_from_the_first_step(tiny_gguf: Path, step_sizes: list[int]) -> None:
+    """A process that has not read its first message does not trip over them, at the first start and the next."""
+    engine = LlamaEngine(start_message(tiny_gguf))
+    starting = asyncio.create_task(engine.start())
+    engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=7)))
+    while engine._connection is None:
+        await asyncio.sleep(0)
+    engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=3)))
+    try:
+        await starting
+        bench = Bench(engine, itertools.count())
+        await bench.outputs(bench.request(prompt_tokens=60, max_tokens=2))
+        assert max(step_sizes) == 3
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        while engine.ready is not None:
+            await asyncio.sleep(0)
+        engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=5)))
+        await until_back(engine, 1)
+        step_sizes.clear()
+        await bench.outputs(bench.request(prompt_tokens=60, max_tokens=2))
+        assert max(step_sizes) == 5
+    finally:
+        await engine.close()
+
+
 PARENT = """
 import asyncio, sys
 from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from headrace.cli.feasibility_table import feasibility_lines, feasibility_table, format_duration
-from headrace.config.schema import Config, EngineConfig
+from headrace.config.schema import Config, EngineConfig, SchedulingConfig
 from headrace.lanes.feasibility import lane_feasibility, report
 from headrace.lanes.lane import SLO, Lane
 from headrace.messages.engine import SelfMeasurement
@@ -62,7 +62,10 @@ def test_the_report_has_every_lane_most_urgent_first() -> None:
 
 
 def test_smaller_chunks_cost_more_overhead() -> None:
-    small, large = (report(Config(engine=EngineConfig(max_prefill_tokens=chunk)), MEASURED)[4] for chunk in (64, 512))
+    small, large = (
+        report(Config(engine=EngineConfig(scheduling=SchedulingConfig(max_prefill_tokens=chunk))), MEASURED)[4]
+        for chunk in (64, 512)
+    )
     assert small.ttft_s > large.ttft_s
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.api.admin import Admin
 from headrace.api.deps import Deps
 from headrace.api.errors import ClientDisconnected, error_body, internal_error, to_http
 from headrace.api.exchange import Exchange, attach, exchange_of, header, sane_request_id
@@ -37,6 +38,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 def create_app(deps: Deps) -> Starlette:
     """The whole HTTP surface, ready for an ASGI server."""
     health, models, stored, tokens = Health(deps), Models(deps), StoredCompletions(deps), Tokenization(deps)
+    admin = Admin(deps)
     chat, completions = Generate(deps, ChatRequest), Generate(deps, CompletionRequest)
     completion = ByMethod(GET=stored.retrieve, POST=stored.update, DELETE=stored.delete)
     app = Starlette(
@@ -49,6 +51,8 @@ def create_app(deps: Deps) -> Starlette:
             Route("/v1/models/{model:path}", ByMethod(GET=models.retrieve, DELETE=models.delete)),
             Route("/tokenize", ByMethod(POST=tokens.tokenize)),
             Route("/detokenize", ByMethod(POST=tokens.detokenize)),
+            Route("/admin/knobs", ByMethod(GET=admin.knobs, PATCH=admin.set_knobs, DELETE=admin.reset_knobs)),
+            Route("/admin/scheduling", ByMethod(GET=admin.scheduling)),
             Route("/health", ByMethod(GET=health.health)),
             Route("/ready", ByMethod(GET=health.ready)),
             Route("/metrics", ByMethod(GET=health.metrics)),

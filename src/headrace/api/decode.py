@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Final, Literal, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -61,6 +63,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MSGSPEC_PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`")
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode(
@@ -71,9 +74,23 @@ def decode(
     Raises RequestError: malformed JSON, a wrong type, a missing field, or (under ``reject``) a field that is
     not supported.
     """
-    try:
+    with _translated(body):
         fields = _fields_decoder.decode(body)
         request = msgspec.json.decode(body, type=type_)
+    return request, _unused_fields(fields, type_, unsupported)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Any JSON object. Raises RequestError as ``decode`` does."""
+    with _translated(body):
+        return _object_decoder.decode(body)
+
+
+@contextmanager
+def _translated(body: bytes) -> Iterator[None]:
+    """msgspec's errors become RequestErrors."""
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise _wrong_type(error) from error
     except msgspec.DecodeError as error:
@@ -82,7 +99,6 @@ def decode(
         raise RequestError(f"the request body is not UTF-8 (byte {error.start})", code="invalid_json") from error
     except RecursionError as error:
         raise RequestError("the request body is nested too deeply", code="invalid_json") from error
-    return request, _unused_fields(fields, type_, unsupported)
 
 
 def _unused_fields(

@@ -9,9 +9,10 @@ from starlette.types import Receive, Scope, Send
 from headrace.api.deps import Deps
 from headrace.api.exchange import exchange_of
 from headrace.api.generate import authenticate
-from headrace.api.live import served_model_names, without_alias
+from headrace.api.live import without_alias
 from headrace.api.plan import resolve_model
 from headrace.api.reply import send_json
+from headrace.config.model_names import served_model_names
 from headrace.errors import PermissionDenied
 
 
@@ -46,7 +47,7 @@ class Models:
             raise PermissionDenied("server.allow_model_delete is off", param="model")
         if name == served_model_names(config)[0]:
             raise PermissionDenied("the model itself cannot be deleted, only its aliases", param="model")
-        self._deps.live.swap(without_alias(config, name))
+        self._deps.live.swap(without_alias(self._deps.live.loaded, name))
         await send_json(send, exchange, {"id": name, "object": "model", "deleted": True})
 
     def _describe(self, name: str) -> dict[str, Any]:

@@ -84,9 +84,10 @@ def show(path: Path | None, form: str, with_origin: bool) -> None:
 
 
 def masked_tree(config: Config) -> dict[str, Any]:
-    """Every key of the configuration with its value as plain data, API keys masked."""
+    """Every key of the configuration with its value as plain data, API keys and admin keys masked."""
     tree = _plain(config)
     assert isinstance(tree, dict)
+    tree["server"]["admin_keys"] = [_MASK for _ in tree["server"]["admin_keys"]]
     for tenant in tree["tenants"].values():
         tenant["api_keys"] = [_MASK for _ in tenant["api_keys"]]
     return tree

@@ -21,6 +21,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench": ("headrace.cli.bench", "bench", "Load a server and report what it was like."),
     "init": ("headrace.cli.config", "init", "Write a commented configuration file."),
     "config": ("headrace.cli.config", "config", "Check a configuration, or show it with all defaults."),
+    "knobs": ("headrace.cli.knobs", "knobs", "Read and change how a running server schedules."),
 }
 
 

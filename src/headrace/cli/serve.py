@@ -21,12 +21,12 @@ from headrace.cli.feasibility_table import feasibility_lines, feasibility_table
 from headrace.cli.model import shown_progress
 from headrace.cli.ready_report import ready_lines
 from headrace.config.load import LoadedConfig, load_with_origins
+from headrace.config.scheduling import needs_restart, scheduling_knobs
 from headrace.config.schema import Config
 from headrace.errors import ConfigError
 from headrace.lanes.feasibility import report
 from headrace.messages.engine import Ready, Start
 from headrace.models import store
-from headrace.scheduling.knobs import SchedulingKnobs
 
 log = logging.getLogger("headrace")
 
@@ -108,7 +108,7 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         model_path=str(model_path),
         model_name=model_name,
         bands=[(band.max_context_tokens, band.max_sequences) for band in engine.bands],
-        scheduling=SchedulingKnobs(engine.step_tokens, engine.max_prefill_tokens),
+        scheduling=scheduling_knobs(config),
         memory_budget_bytes=engine.memory_budget_bytes,
         threads=engine.threads,
         gpu_layers=engine.gpu_layers,
@@ -127,9 +127,10 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
     from headrace.api.app import create_app
     from headrace.api.deps import Deps
     from headrace.api.gateway import Gateway
-    from headrace.api.live import LiveConfig, served_model_names
+    from headrace.api.live import LiveConfig
     from headrace.api.server import serve_http
     from headrace.api.store import CompletionStore
+    from headrace.config.model_names import served_model_names
     from headrace.engines.llama import library
     from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
     from headrace.engines.llama.vocabulary import Vocabulary
@@ -161,7 +162,7 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
         )
 
         async def reload() -> None:
-            live.swap(_reloaded(options, live.config))
+            live.swap(_reloaded(options, config))
             log.info("configuration read again")
 
         def on_listening(host: str, port: int) -> None:
@@ -186,19 +187,10 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
         await engine.close()
 
 
-def _reloaded(options: ServeOptions, running: Config) -> Config:
+def _reloaded(options: ServeOptions, started: Config) -> Config:
     """The configuration read again. Raises ConfigError when it is wrong or changes what needs a restart."""
     fresh = options.load().config
-    fixed = [
-        name
-        for name, old, new in (
-            ("engine", running.engine, fresh.engine),
-            ("model.source", running.model.source, fresh.model.source),
-            ("server.host", running.server.host, fresh.server.host),
-            ("server.port", running.server.port, fresh.server.port),
-        )
-        if old != new
-    ]
+    fixed = needs_restart(started, fresh)
     if fixed:
         raise ConfigError(f"{', '.join(fixed)} changed, which needs a restart; nothing was reloaded")
     return fresh

@@ -1,20 +1,22 @@
 """Environment variables as configuration: ``HEADRACE_SERVER_PORT=9000`` is ``server.port: 9000``.
 
-``HEADRACE_`` + section + ``_`` + key in capitals, for the sections ``model``, ``server`` and ``engine``, and
+``HEADRACE_`` + section + ``_`` + key in capitals, for the sections ``model``, ``server``, ``engine`` and
+``engine.scheduling`` (``HEADRACE_ENGINE_SCHEDULING_STRATEGY``), and
 ``HEADRACE_DEFAULT_LANE`` and ``HEADRACE_LOG_LEVEL``. Lanes and tenants have names of the operator's and are
 written in the file only. A list is written as YAML (``[a, b]``) or with commas; ``null`` is no value where
 that is possible; an empty variable counts as not set.
 
-``HEADRACE_CONFIG`` and ``HEADRACE_CACHE_DIR`` are not keys. Any other ``HEADRACE_`` name is somebody else's
-and is left alone, unless it begins like a section or is nearly a known name: then it is a mistake. Names that
-Kubernetes sets for a service called ``headrace...`` (``..._SERVICE_HOST``) are left alone too.
+``HEADRACE_CONFIG``, ``HEADRACE_CACHE_DIR`` and ``HEADRACE_ADMIN_KEY`` are not keys. Any other ``HEADRACE_``
+name is somebody else's and is left alone, unless it begins like a section or is nearly a known name: then it is
+a mistake. Names that Kubernetes sets for a service called ``headrace...`` (``..._SERVICE_HOST``) are left alone
+too.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import inspect
@@ -26,7 +28,8 @@ from headrace.config.yaml_tree import parse_yaml
 PREFIX: Final = "HEADRACE_"
 CONFIG_VARIABLE: Final = "HEADRACE_CONFIG"
 CACHE_VARIABLE: Final = "HEADRACE_CACHE_DIR"
-_RESERVED: Final = frozenset({CONFIG_VARIABLE, CACHE_VARIABLE})
+ADMIN_KEY_VARIABLE: Final = "HEADRACE_ADMIN_KEY"
+_RESERVED: Final = frozenset({CONFIG_VARIABLE, CACHE_VARIABLE, ADMIN_KEY_VARIABLE})
 _KUBERNETES: Final = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 _NEARLY: Final = 0.9
 """From this similarity on (0 to 1) an unknown name is taken for a mistyped one."""
@@ -67,15 +70,17 @@ def read_environment(env: Mapping[str, str], report: list[Problem]) -> tuple[dic
 
 
 def _variable_types() -> dict[str, tuple[Path, inspect.Type]]:
-    found: dict[str, tuple[Path, inspect.Type]] = {}
-    for top in schema_type().fields:
-        if isinstance(top.type, inspect.StructType):
-            for item in top.type.fields:
-                name = f"{PREFIX}{top.encode_name}_{item.encode_name}".upper()
-                found[name] = ((top.encode_name, item.encode_name), item.type)
-        elif not isinstance(top.type, inspect.DictType):
-            found[f"{PREFIX}{top.encode_name}".upper()] = ((top.encode_name,), top.type)
-    return found
+    return {PREFIX + "_".join(map(str, path)).upper(): (path, kind) for path, kind in _keys(schema_type(), ())}
+
+
+def _keys(section: inspect.StructType, path: Path) -> Iterator[tuple[Path, inspect.Type]]:
+    """The keys of a section and of the sections in it, without what has names of the operator's."""
+    for item in section.fields:
+        here = (*path, item.encode_name)
+        if isinstance(item.type, inspect.StructType):
+            yield from _keys(item.type, here)
+        elif not isinstance(item.type, inspect.DictType):
+            yield here, item.type
 
 
 def _unknown(name: str, known: Mapping[str, object]) -> str | None:

@@ -15,10 +15,11 @@ from headrace.config.schema import (
     Config,
     EngineConfig,
     ModelConfig,
+    SchedulingConfig,
     ServerConfig,
     Tenant,
 )
-from headrace.lanes.lane import SLO, Lane, LaneMatch
+from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "trust_tenant_header": Note(
                 "Whether x-tenant-id names the tenant while no tenant has keys (with keys, the key decides)."
             ),
+            "admin_keys": Note(
+                "Keys for /admin, as env:NAME, sha256:HEX of the key, or the key itself; without any, /admin answers"
+                " only to clients on the same machine."
+            ),
         },
         EngineConfig: {
             "threads": _count(
@@ -115,8 +120,7 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 2**46,
             ),
             "bands": Note("Ranges of context length, shortest first; each has a context of its own."),
-            "step_tokens": _count("The token budget of one step.", maximum=65536),
-            "max_prefill_tokens": _count("The most prompt tokens of one sequence in one step.", maximum=65536),
+            "scheduling": Note("How batches are made; live, by SIGHUP or `headrace knobs`."),
             "gpu_layers": _count("Model layers computed on the GPU; 0 none.", minimum=0, maximum=10_000),
             "start_timeout_s": _seconds("How long loading the model may take."),
             "stall_timeout_s": _seconds(
@@ -127,6 +131,36 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
         BandConfig: {
             "max_context_tokens": _tokens("The longest sequence (prompt and output) of the band.", minimum=16),
             "max_sequences": _count("Sequences of the band at once.", maximum=256),
+            "max_running": _count(
+                "How many of the band's sequences may run at once; null: all of max_sequences.", maximum=256
+            ),
+        },
+        SchedulingConfig: {
+            "strategy": Note(
+                "How batches are made: static and dynamic run whole batches, continuous decodes first, hybrid keeps"
+                " each lane's targets, auto chooses by the traffic."
+            ),
+            "max_num_seqs": _count("Sequences in the engine at once, over all bands; null: what the bands hold."),
+            "max_prefill_tokens": _count("Prompt tokens of one step at most.", maximum=65536),
+            "step_tokens": _count(
+                "Decode and prompt tokens of one step at most; above its value at start needs a restart.",
+                maximum=65536,
+            ),
+            "band_margin_tokens": _count(
+                "Output room with which a sequence's first band is chosen.", minimum=0, maximum=65536
+            ),
+            "merge_window_s": _seconds("Of dynamic: how long requests gather into a batch.", maximum=60, above=False),
+            "merge_max": _count("Of dynamic: requests that make a batch full.", maximum=1024),
+            "min_prefill_tokens": _count(
+                "Of hybrid: the smallest prompt chunk, unless the prompt's rest is smaller.", maximum=65536
+            ),
+            "linger_s": _seconds(
+                "Of hybrid: how long steps stay short after the last request with a target.", above=False
+            ),
+            "urgent_step_s": _seconds("Of hybrid: the longest step while requests with a target are alive."),
+            "idle_step_s": _seconds("Of hybrid: the longest step without them; the next arrival waits behind it."),
+            "ageing_s": _seconds("Of hybrid: a waiting request becomes ten priority points more urgent in this time."),
+            "knee_gain": Note("Of hybrid: the batch grows only while doubling it adds this share of throughput.", 0, 1),
         },
         Lane: {
             "description": Note("For people."),
@@ -142,6 +176,24 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "default_max_tokens": _tokens("Output tokens for a request that does not say; null: what fits."),
             "typical_prompt_tokens": _tokens("The prompt for which serve says whether the SLO can be met."),
             "typical_output_tokens": _tokens("The output for which serve says whether the SLO can be met."),
+            "weight": Note("The share of engine time under contention, against other lanes' weights.", 0.01, 1000),
+            "overload": Note(
+                "What becomes of a request whose answer is predicted beyond patience: shed it with 429, degrade it to"
+                " the fallback, or queue it all the same."
+            ),
+            "patience": Note(
+                "How many times its target (or, if longer, its time on an idle engine) an answer may take and still"
+                " be of use.",
+                1,
+                1000,
+            ),
+            "fallback": Note("The cheaper answer of overload: degrade."),
+        },
+        Fallback: {
+            "max_tokens": _tokens("Output tokens of a degraded answer at most; null: no fewer than asked for."),
+            "model": Note(
+                "The model that answers; null or a name of the served model, since there is no other one to route to."
+            ),
         },
         SLO: {
             "p99_ttft_s": _seconds("Time to first token: sent to first token; null: no target.", maximum=86400),

@@ -17,7 +17,7 @@ import platformdirs
 
 from headrace.config.environment import CONFIG_VARIABLE, read_environment
 from headrace.config.problems import DEFAULT_ORIGIN, ConfigProblems, Origin, Path, Problem, dotted
-from headrace.config.schema import Config, Tenant
+from headrace.config.schema import Config
 from headrace.config.shape import INVALID, schema_type, shape
 from headrace.config.validate import range_problems, validate
 from headrace.config.yaml_tree import MAX_TEXT_BYTES, parse_yaml
@@ -196,11 +196,12 @@ def _located(problem: Problem, origins: Mapping[Path, Origin]) -> Problem:
 
 
 def _without_plain_keys(config: Config, env: Mapping[str, str]) -> Config:
-    """The configuration with every API key replaced by its digest: nothing later can print a key."""
-    tenants = {name: _sealed(tenant, env) for name, tenant in config.tenants.items()}
-    return msgspec.structs.replace(config, tenants=tenants)
+    """The configuration with every key replaced by its digest: nothing later can print a key."""
+    replace = msgspec.structs.replace
+    tenants = {name: replace(tenant, api_keys=_sealed(tenant.api_keys, env)) for name, tenant in config.tenants.items()}
+    server = replace(config.server, admin_keys=_sealed(config.server.admin_keys, env))
+    return replace(config, tenants=tenants, server=server)
 
 
-def _sealed(tenant: Tenant, env: Mapping[str, str]) -> Tenant:
-    keys = tuple(DIGEST_PREFIX + configured_digest(entry, env).hex() for entry in tenant.api_keys)
-    return msgspec.structs.replace(tenant, api_keys=keys)
+def _sealed(keys: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(DIGEST_PREFIX + configured_digest(entry, env).hex() for entry in keys)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import Lane
+from headrace.scheduling.knobs import SchedulingKnobs, Strategy
+
+_LIVE: Final = SchedulingKnobs()
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +30,8 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     honour (audio, web search, ...): ``ignore`` them and say so in ``x-headrace-ignored``, or ``reject``
     with 400. ``store_dir`` keeps completions asked for with ``store: true`` (None: the state folder), at
     most ``max_stored_completions`` of them (the oldest go first). ``max_choices`` is the most sequences of
-    one request: prompts times ``n`` or ``best_of``."""
+    one request: prompts times ``n`` or ``best_of``. ``admin_keys`` open the admin API, written like tenants'
+    keys; without any it answers only to clients on the same machine."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -42,6 +46,15 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     store_dir: str | None = None
     max_stored_completions: int = 1000
     trust_tenant_header: bool = True
+    admin_keys: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Like any struct's, but says only how many admin keys there are."""
+        return f"ServerConfig({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        shown = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return [(name, f"<{len(value)} hidden>" if name == "admin_keys" else value) for name, value in shown]
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,18 +77,42 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True):
 
 class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A range of context length: sequences up to ``max_context_tokens`` (and longer than the band below),
-    at most ``max_sequences`` at once."""
+    at most ``max_sequences`` at once. KV memory is there for ``max_sequences``; ``max_running`` lets fewer of
+    them run, and is live (the knob ``band_caps.N``)."""
 
     max_context_tokens: int
     max_sequences: int
+    max_running: int | None = None
+
+
+class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the engine makes batches: the keys of ``scheduling.knobs.SchedulingKnobs``. All of them are live, by a
+    reload or as knobs (``headrace knobs``).
+
+    ``step_tokens`` bounds decode and prompt tokens of one step, ``max_prefill_tokens`` the prompt tokens in it.
+    ``dynamic`` gathers requests for ``merge_window_s`` or until there are ``merge_max``. ``hybrid`` keeps steps
+    shorter than ``urgent_step_s`` while requests with a target are alive and for ``linger_s`` after, and shorter
+    than ``idle_step_s`` else, by prompt chunks of ``min_prefill_tokens`` to ``max_prefill_tokens``."""
+
+    strategy: Strategy = _LIVE.strategy
+    max_num_seqs: int | None = _LIVE.max_num_seqs
+    max_prefill_tokens: int = _LIVE.max_prefill_tokens
+    step_tokens: int = _LIVE.step_tokens
+    band_margin_tokens: int = _LIVE.band_margin_tokens
+    merge_window_s: float = _LIVE.merge_window_s
+    merge_max: int = _LIVE.merge_max
+    min_prefill_tokens: int = _LIVE.min_prefill_tokens
+    linger_s: float = _LIVE.linger_s
+    urgent_step_s: float = _LIVE.urgent_step_s
+    idle_step_s: float = _LIVE.idle_step_s
+    ageing_s: float = _LIVE.ageing_s
+    knee_gain: float = _LIVE.knee_gain
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine. ``threads`` None: as many as there are cores, lowered while other processes keep
     cores busy. ``memory_budget_bytes`` None: half of the memory that is free at start; it bounds KV memory.
-    ``step_tokens`` is the token budget of one step, ``max_prefill_tokens`` the most prompt tokens of one
-    sequence in it. An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and
-    restarted."""
+    An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and restarted."""
 
     threads: int | None = None
     memory_budget_bytes: int | None = None
@@ -85,8 +122,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         BandConfig(max_context_tokens=16384, max_sequences=8),
         BandConfig(max_context_tokens=131072, max_sequences=1),
     )
-    step_tokens: int = 512
-    max_prefill_tokens: int = 256
+    scheduling: SchedulingConfig = SchedulingConfig()
     gpu_layers: int = 0
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 120.0

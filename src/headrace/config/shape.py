@@ -20,7 +20,7 @@ Report = Callable[[Path, str], None]
 """Takes a problem: where and what."""
 
 _BYTES_SUFFIX: Final = "_bytes"
-_SECRET_KEYS: Final = frozenset({"api_keys"})
+_SECRET_KEYS: Final = frozenset({"api_keys", "admin_keys"})
 _SHOWN_CHARS: Final = 40
 _LARGEST: Final = 2**63 - 1
 

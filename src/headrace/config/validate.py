@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from headrace.config.fields import Note, notes
+from headrace.config.model_names import served_model_names
 from headrace.config.problems import Problem
 from headrace.config.schema import Config, Tenant
 from headrace.config.shape import nearest
@@ -19,7 +20,7 @@ from headrace.errors import ConfigError
 from headrace.lanes.lane import Lane
 from headrace.lanes.tenants import configured_digest
 
-RESERVED_SEGMENTS: Final = ("v1", "health", "ready", "metrics", "tokenize", "detokenize")
+RESERVED_SEGMENTS: Final = ("v1", "health", "ready", "metrics", "tokenize", "detokenize", "admin")
 """Path segments of headrace's own API; a lane's prefix must not contain them."""
 
 _LANE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -36,8 +37,10 @@ def validate(config: Config, env: Mapping[str, str]) -> list[Problem]:
         *range_problems(config),
         *_texts(config),
         *_bands(config),
+        *scheduling_problems(config),
         *_lanes(config),
-        *_tenants(config, env),
+        *_keys(config, env),
+        *_tenants(config),
     ]
 
 
@@ -92,6 +95,22 @@ def _bands(config: Config) -> Iterator[Problem]:
             )
 
 
+def scheduling_problems(config: Config) -> Iterator[Problem]:
+    """Scheduling values that are each within their range and do not fit together."""
+    scheduling = config.engine.scheduling
+    if scheduling.min_prefill_tokens > scheduling.max_prefill_tokens:
+        yield Problem(
+            "engine.scheduling.min_prefill_tokens",
+            f"{scheduling.min_prefill_tokens} is above max_prefill_tokens {scheduling.max_prefill_tokens}",
+        )
+    for index, band in enumerate(config.engine.bands):
+        if band.max_running is not None and band.max_running > band.max_sequences:
+            yield Problem(
+                f"engine.bands[{index}].max_running",
+                f"{band.max_running} is above max_sequences {band.max_sequences}",
+            )
+
+
 def _lanes(config: Config) -> Iterator[Problem]:
     if not config.lanes:
         yield Problem("lanes", "at least one lane is needed")
@@ -103,6 +122,7 @@ def _lanes(config: Config) -> Iterator[Problem]:
         if not _LANE_NAME.fullmatch(name):
             yield Problem(where, "a lane's name is lower-case letters, digits, - and _, at most 63")
         yield from _lane_limits(where, lane)
+        yield from _overload(config, where, lane)
         for what, key, value in _recognised_by(lane):
             owner = owners.setdefault((what, value), name)
             if owner != name:
@@ -131,6 +151,24 @@ def _lane_limits(where: str, lane: Lane) -> Iterator[Problem]:
             yield Problem(here, f"must not contain /{taken[0]}, which is headrace's own")
 
 
+def _overload(config: Config, where: str, lane: Lane) -> Iterator[Problem]:
+    fallback = lane.fallback
+    served = served_model_names(config)
+    if fallback.model is not None and fallback.model not in served:
+        yield Problem(
+            f"{where}.fallback.model",
+            f"there is no model {fallback.model[:64]!r} to fall back to: only the served model exists"
+            f" ({', '.join(served)})",
+        )
+    if lane.overload == "degrade" and fallback.max_tokens is None:
+        yield Problem(f"{where}.fallback.max_tokens", "overload: degrade needs it, else nothing would be cheaper")
+    if fallback.max_tokens is not None and lane.max_tokens is not None and fallback.max_tokens >= lane.max_tokens:
+        yield Problem(
+            f"{where}.fallback.max_tokens",
+            f"{fallback.max_tokens} is not below max_tokens {lane.max_tokens}: nothing would be cheaper",
+        )
+
+
 def _recognised_by(lane: Lane) -> Iterator[tuple[str, str, object]]:
     """What only one lane may have: in words, its key, the value."""
     for prefix in lane.match.path_prefixes:
@@ -141,15 +179,22 @@ def _recognised_by(lane: Lane) -> Iterator[tuple[str, str, object]]:
         yield "prompt length over", "prompt_tokens_over", lane.match.prompt_tokens_over
 
 
-def _tenants(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
-    owners: dict[bytes, str] = {}
+def _tenants(config: Config) -> Iterator[Problem]:
     for name, tenant in config.tenants.items():
         where = f"tenants.{name}"
         if not _TENANT_NAME.fullmatch(name):
             yield Problem(where, "a tenant's name is letters, digits, '.', - and _, at most 63")
         yield from _tenant_lanes(config, where, tenant)
-        for index, entry in enumerate(tenant.api_keys):
-            here = f"{where}.api_keys[{index}]"
+
+
+def _keys(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
+    """Keys that cannot be read, and keys that would say two things at once."""
+    owners: dict[bytes, str] = {}
+    keys = {"server.admin_keys": config.server.admin_keys}
+    keys |= {f"tenants.{name}.api_keys": tenant.api_keys for name, tenant in config.tenants.items()}
+    for where, entries in keys.items():
+        for index, entry in enumerate(entries):
+            here = f"{where}[{index}]"
             try:
                 digest = configured_digest(entry, env)
             except ConfigError as error:

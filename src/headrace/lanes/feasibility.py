@@ -81,7 +81,8 @@ def lane_feasibility(name: str, lane: Lane, measurement: SelfMeasurement, *, chu
 
 def report(config: Config, measurement: SelfMeasurement) -> list[LaneFeasibility]:
     """Every lane's prediction, most urgent lane first (ties by name)."""
-    chunk_tokens = min(config.engine.max_prefill_tokens, config.engine.step_tokens)
+    scheduling = config.engine.scheduling
+    chunk_tokens = min(scheduling.max_prefill_tokens, scheduling.step_tokens)
     ordered = sorted(config.lanes.items(), key=lambda item: (item[1].priority, item[0]))
     return [lane_feasibility(name, lane, measurement, chunk_tokens=chunk_tokens) for name, lane in ordered]
 

@@ -96,7 +96,7 @@ class TenantDirectory:
         if not self._digests:
             named = (tenant_header or "").strip()
             return named if self._trust_header and named in self._names else None
-        presented = digest(_bearer_key(authorization))
+        presented = digest(bearer_key(authorization))
         found: str | None = None
         for known, tenant in self._digests:
             # No early exit: every key is compared whatever matched before.
@@ -112,7 +112,8 @@ def authenticate(config: Config, authorization: str | None, tenant_header: str |
     return TenantDirectory.build(config).authenticate(authorization, tenant_header)
 
 
-def _bearer_key(authorization: str | None) -> str:
+def bearer_key(authorization: str | None) -> str:
+    """The key in an ``Authorization`` header. Raises AuthenticationFailed when there is none, or no bearer's."""
     if authorization is None or not authorization.strip():
         raise AuthenticationFailed("an API key is needed: send it as 'Authorization: Bearer KEY'")
     scheme, _, key = authorization.strip().partition(" ")

@@ -180,6 +180,9 @@ class LlamaEngine:
             ) from error
         self._last_heard_s = self._clock()
         self._ready = self._ready_before = ready
+        # Set before it was ready, or on a process before this one.
+        if self._knobs is not None:
+            connection.send(self._knobs)
         return ready
 
     def _on_message(self, message: EngineMessage) -> None:
@@ -248,8 +251,6 @@ class LlamaEngine:
         except (EngineError, ModelError) as error:
             log.error("the engine does not come back: %s", error)
             return False
-        if self._connection is not None and self._knobs is not None:
-            self._connection.send(self._knobs)
         return True
 
     async def _wait_until_lost(self) -> None:
@@ -316,7 +317,8 @@ class LlamaEngine:
     def set_knobs(self, knobs: Knobs) -> None:
         # Kept for the next process: a restart must not undo what an operator set.
         self._knobs = knobs if self._knobs is None else _merged(self._knobs, knobs)
-        if self._connection is not None:
+        # A process that is not ready reads Start alone, and gets these when it is.
+        if self._connection is not None and self._ready is not None:
             self._connection.send(knobs)
 
     async def close(self) -> None:
