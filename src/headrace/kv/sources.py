@@ -14,10 +14,11 @@ The least sum wins; a way whose own time is not below computing everything is ne
 the last, is always computed: its logits give the first output token.
 
 **Which stream.** A stream costs what its resident is worth (nothing when it is empty), plus the move that will sooner
-or later close the gap when it touches no live stream: libllama computes only consecutive streams together, so a sequence
-apart from the others costs every step a pass or padding rows. The least cost wins, then the lowest stream. On an idle band
-that is: empty streams first, lowest first, then the resident worth least. Beside live streams a worthless resident
-next to them goes before an empty stream further off, and a valuable one stays when a move costs less than it is worth.
+or later close the gap when it touches no live stream: libllama computes only consecutive streams together, so a
+sequence apart from the others costs every step a pass or padding rows. The least cost wins, then the lowest stream.
+On an idle band that is: empty streams first, lowest first, then the resident worth least. Beside live streams a
+worthless resident next to them goes before an empty stream further off, and a valuable one stays when a move costs
+less than it is worth.
 """
 
 from __future__ import annotations
