@@ -357,7 +357,7 @@ def test_it_ends_when_its_gateway_is_killed(tiny_gguf: Path, state: str) -> None
         [sys.executable, "-c", textwrap.dedent(PARENT), str(tiny_gguf), state],
         stdout=subprocess.PIPE,
         cwd=root,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
     )
     assert parent.stdout is not None
     with parent, parent.stdout:

@@ -13,7 +13,7 @@ from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.models.store import resolve
 from headrace.models.tiny import make_tiny_gguf
-from tests.engines.harness import Model, Reference
+from tests.engines.harness import BAND, SMALL_CHUNKS, Model, Reference, Result, engine_core, run_one, submits
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +57,10 @@ def reference(smollm2: Model) -> Iterator[Reference]:
     loop = Reference(smollm2, 1024)
     yield loop
     loop.close()
+
+
+@pytest.fixture
+def expected(tiny: Model) -> dict[str, Result]:
+    """What each of ``submits(tiny, 8)`` says when it is alone."""
+    with engine_core(tiny, BAND, limits=SMALL_CHUNKS) as core:
+        return {submit.request_id: run_one(core, submit) for submit in submits(tiny, 8)}

@@ -49,9 +49,9 @@ def test_an_abort_frees_at_once_wherever_the_sequence_is(core: EngineCore) -> No
     core.submit(request("prefill", [6] * 100, max_tokens=50))
     core.submit(request("waiting", [7] * 4, max_tokens=50))
     core.step()
-    assert core._running["prefill"].state.pending_tokens > 0
-    assert core._running["d0"].state.decoding
-    assert "waiting" in core._waiting
+    assert core.residents.running["prefill"].state.pending_tokens > 0
+    assert core.residents.running["d0"].state.decoding
+    assert "waiting" in core.residents.waiting
     for name in ("d0", "prefill", "waiting"):
         core.abort(name)
         assert name not in core.live_ids()
@@ -257,11 +257,11 @@ def refuse_once(core: EngineCore, monkeypatch: pytest.MonkeyPatch, band: int) ->
     original = Context.decode
     left = [1]
 
-    def decode(context: Context) -> None:
-        if left and context is core._contexts[band]:
+    def decode(context: Context, cut: Callable[[], bool] | None = None) -> bool:
+        if left and context is core.residents.contexts[band]:
             left.pop()
             context.batch._positions[0] += 5
-        original(context)
+        return original(context, cut)
 
     monkeypatch.setattr(Context, "decode", decode)
 
@@ -271,11 +271,11 @@ def raise_once(core: EngineCore, monkeypatch: pytest.MonkeyPatch, band: int) -> 
     original = Context.decode
     left = [1]
 
-    def decode(context: Context) -> None:
-        if left and context is core._contexts[band]:
+    def decode(context: Context, cut: Callable[[], bool] | None = None) -> bool:
+        if left and context is core.residents.contexts[band]:
             left.pop()
             raise EngineError("llama_decode returned -3")
-        original(context)
+        return original(context, cut)
 
     monkeypatch.setattr(Context, "decode", decode)
 
@@ -297,7 +297,7 @@ def test_a_failed_call_ends_the_sequences_in_it_and_nobody_else(
     for _ in range(12):
         results.take(core.step())
     affected = {"short0", "short1", "short2"}
-    assert affected | {"long"} == set(core._running) and set(core._waiting) == {"short3"}
+    assert affected | {"long"} == set(core.residents.running) and set(core.residents.waiting) == {"short3"}
     fail(core, monkeypatch, 0)
     results.take(core.step())
     assert {name for name, result in results.items() if result.finish == "error"} == affected
@@ -360,15 +360,15 @@ def test_the_self_check_notices_damage(core: EngineCore) -> None:
     against their content."""
     core.submit(request("r", [3] * 5, max_tokens=9))
     core.step()
-    sequence = core._running["r"]
+    sequence = core.residents.running["r"]
     slot = sequence.state.slot
     assert slot is not None and core.check_integrity() is None
     sequence.state.computed_tokens += 1
     assert "libllama holds 5" in (core.check_integrity() or "")
     sequence.state.computed_tokens -= 1
-    del core._running["r"]
+    del core.residents.running["r"]
     assert "owned by 0 running" in (core.check_integrity() or "")
-    core._slots.release(slot, "r")
+    core.residents.slots.release(slot, "r")
     assert "free but not empty" in (core.check_integrity() or "")
     core.context(0).clear_stream(slot.stream)
     assert core.check_integrity() is None
@@ -432,6 +432,7 @@ def test_load_counts_what_is_there(core: EngineCore) -> None:
     """Running, waiting and KV cells after a step of known size."""
     ticks = itertools.count()
     core._clock = lambda: float(next(ticks))  # slow steps: each one reports
+    core.set_knobs(SchedulingKnobs(step_tokens=24, max_prefill_tokens=18))
     for number in range(4):
         core.submit(request(f"r{number}", [3] * 6, max_tokens=20))
     load = core.step().load
@@ -439,7 +440,7 @@ def test_load_counts_what_is_there(core: EngineCore) -> None:
     assert (load.running, load.waiting) == (3, 1)
     assert (load.kv_used_tokens, load.kv_total_tokens) == (18, 64 * 3 + 256 * 2)
     assert (load.decode_tokens, load.prefill_tokens, load.waiting_prefill_tokens) == (0, 18, 6)
-    assert load.kv_used_bytes == 18 * core._budget.bytes_per_token
+    assert load.kv_used_bytes == 18 * core.residents._budget.bytes_per_token
     following = core.step().load
     assert following is not None and (following.decode_tokens, following.prefill_tokens) == (3, 0)
 
@@ -465,4 +466,4 @@ def test_libllama_allocates_the_cells_that_the_budget_charges(tiny: Model) -> No
     with engine_core(tiny, Band(64, 3), Band(300, 2)) as core:
         for band in (0, 1):
             cells = tiny.library.api.llama_n_ctx(core.context(band).handle)
-            assert core.band_plans()[band].kv_bytes == cells * core._budget.bytes_per_token
+            assert core.band_plans()[band].kv_bytes == cells * core.residents._budget.bytes_per_token

@@ -108,6 +108,7 @@ class CostModel:
     _spread: NDArray[np.float64] = field(init=False)
     _now_s: list[float] = field(init=False)
     _moves_s: dict[int, float] = field(default_factory=dict)
+    _move_s_per_token: float | None = None
 
     def __post_init__(self) -> None:
         per_row_s = 1 / self.prior.prefill_tokens_per_s
@@ -131,10 +132,18 @@ class CostModel:
 
     def move_s(self, tokens: int, band: int) -> float:
         """The expected time of copying one sequence's KV to another stream of ``band``: what it took lately."""
+        if self._move_s_per_token is not None:
+            return tokens * self._move_s_per_token
         return self._moves_s.get(band, tokens * self.prior.move_s_per_token)
 
-    def learn_move(self, band: int, took_s: float) -> None:
-        """Take in what copying one sequence's KV within ``band`` took (libllama copies whole streams)."""
+    def learn_move(self, band: int, took_s: float, tokens: int | None = None) -> None:
+        """Take in what copying one sequence's KV within ``band`` took: of ``tokens`` tokens, in whichever band, where
+        the copy grows with them; None where whole streams are copied."""
+        if tokens is not None:
+            rate_s = took_s / max(1, tokens)
+            known_s = rate_s if self._move_s_per_token is None else self._move_s_per_token
+            self._move_s_per_token = known_s + _MOVE_MEMORY * (rate_s - known_s)
+            return
         before_s = self._moves_s.get(band, took_s)
         self._moves_s[band] = before_s + _MOVE_MEMORY * (took_s - before_s)
 

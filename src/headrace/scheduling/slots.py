@@ -42,6 +42,18 @@ class SlotTable:
         self._owners[band][stream] = request_id
         return Slot(band, stream)
 
+    def move(self, slot: Slot, stream: int, request_id: str) -> Slot:
+        """Give ``request_id`` the free stream ``stream`` of its band in exchange for ``slot``. Raises ValueError when
+        that stream is not free or ``request_id`` does not own ``slot``."""
+        free = self._free[slot.band]
+        if stream not in free:
+            raise ValueError(f"stream {stream} of band {slot.band} is not free for {request_id}")
+        self.release(slot, request_id)
+        free.remove(stream)
+        heapq.heapify(free)
+        self._owners[slot.band][stream] = request_id
+        return Slot(slot.band, stream)
+
     def release(self, slot: Slot, request_id: str) -> None:
         """Take ``slot`` back from ``request_id``. Raises ValueError when it is not the owner."""
         if self._owners[slot.band].get(slot.stream) != request_id:
@@ -56,6 +68,10 @@ class SlotTable:
             return 0.0
         span = max(owners) + 1
         return (span - len(owners)) / span
+
+    def most_fragmented(self) -> float:
+        """The largest ``fragmentation`` of a band."""
+        return max([self.fragmentation(band) for band in range(len(self._bands))])
 
     def owners(self) -> dict[Slot, str]:
         """Every owned slot with its owner."""

@@ -18,8 +18,8 @@ from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
-from headrace.scheduling.continuous import DecodeFirst
 from headrace.scheduling.cost import CostModel, CostPrior
+from headrace.scheduling.strategies import policy_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def build(start: Start) -> Engine:
         weights,
         vocabulary,
         budget,
-        DecodeFirst(),
+        policy_for(start.scheduling.strategy),
         knobs=start.scheduling,
         threads=max_threads,
     )

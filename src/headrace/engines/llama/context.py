@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engines.llama.interrupt import Interrupt
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.sampling import Logits, logits_at
 from headrace.engines.llama.weights import Weights
@@ -19,6 +21,9 @@ PROMPT_OUTPUT_CHUNK_TOKENS = 64
 """Chunk limit of a sequence that wants logits at every prompt position (echo with logprobs): the logits
 buffer grows to the largest step and is never given back."""
 _MAX_VIEWS = 4096
+_CUT = 2
+"""``llama_decode``'s code for a pass that the abort callback ended."""
+_PADDING_TOKEN = 0
 
 
 class Batch:
@@ -64,6 +69,10 @@ class Batch:
         self._outputs[index] = 1
         self.size = index + 1
         return index
+
+    def add_padding(self, position: int, stream: int) -> None:
+        """Add a row whose result nobody wants, so that streams are consecutive."""
+        self._outputs[self.add_one(_PADDING_TOKEN, position, stream)] = 0
 
     def add_chunk(self, tokens: list[int], position: int, stream: int, *, last_output: bool, all_outputs: bool) -> int:
         """Add consecutive tokens of one stream; logits of the last one or of all if asked. Returns the index
@@ -112,8 +121,14 @@ class Context:
         self._memory = self._api.llama_get_memory(self.handle)
         self._threads = threads
         self.batch = Batch(self._api, params.n_batch)
+        self._interrupt = Interrupt(self._api)
+        self._scratch = memoryview(bytearray())
         self.capacity_tokens = int(params.n_batch)
+        self.micro_batch_tokens = int(params.n_ubatch)
         self.band = band
+        stateful = self._api.llama_model_is_recurrent(weights.handle) or self._api.llama_model_is_hybrid(weights.handle)
+        self.can_remove_last = not stateful
+        """Whether a stream's last positions can be taken back. A recurrent state cannot be unrolled."""
 
     def close(self) -> None:
         if self.handle:
@@ -131,14 +146,27 @@ class Context:
             self._api.llama_set_n_threads(self.handle, threads, threads)
             self._threads = threads
 
-    def decode(self) -> None:
-        """Run one forward pass over the batch. Raises EngineError with libllama's code and log."""
-        code = self._api.llama_decode(self.handle, self.batch.finish())
+    def decode(self, cut: Callable[[], bool] | None = None) -> bool:
+        """Run one forward pass over the batch. Raises EngineError with libllama's code and log.
+
+        ``cut`` is asked about every 2 ms; when it says True, the pass ends without results, its streams are as
+        before, and the answer is False. Never asked where streams could not be restored (``can_remove_last``).
+        """
+        batch = self.batch.finish()
+        if cut is None or not self.can_remove_last:
+            code = self._api.llama_decode(self.handle, batch)
+        else:
+            with self._interrupt.watching(self.handle, cut):
+                code = self._api.llama_decode(self.handle, batch)
+            if code == _CUT:
+                return False
         if code != 0:
             raise EngineError(
                 f"llama_decode returned {code} for {self.batch.size} tokens: "
                 f"{self._library.recent_log() or 'no reason given'}"
             )
+        self._api.llama_synchronize(self.handle)  # accelerators compute in the background: times are to be true
+        return True
 
     def logits(self, index: int) -> Logits:
         """Logits of batch entry ``index`` of the last call: a view of shape (vocab_size,), valid until the
@@ -157,21 +185,33 @@ class Context:
         """Forget everything a stream holds."""
         self._api.llama_memory_seq_rm(self._memory, stream, -1, -1)
 
+    def take_back(self, stream: int, position: int) -> bool:
+        """Forget what a stream holds from ``position`` on. False when libllama cannot; the stream then holds something
+        undefined and must be cleared."""
+        return bool(self._api.llama_memory_seq_rm(self._memory, stream, position, -1))
+
     def stream_tokens(self, stream: int) -> int:
         """How many positions libllama itself says a stream holds."""
         return int(self._api.llama_memory_seq_pos_max(self._memory, stream)) + 1
 
-    def save_stream(self, stream: int) -> bytearray:
-        """A stream's state as libllama writes it. Raises EngineError."""
-        size = self._api.llama_state_seq_get_size(self.handle, stream)
-        data = bytearray(size)
+    def save_stream(self, stream: int, *, reuse: bool = False) -> memoryview:
+        """A stream's state as libllama writes it; with ``reuse`` in a buffer that the next such call overwrites (new
+        memory costs more than the copy). Raises EngineError."""
+        size = int(self._api.llama_state_seq_get_size(self.handle, stream))
+        # Not a bytearray: that would be filled with zeros first, at the cost of the copy itself.
+        if not reuse:
+            data = np.empty(size, np.uint8).data
+        else:
+            if len(self._scratch) < size:
+                self._scratch = np.empty(size, np.uint8).data
+            data = self._scratch[:size]
         target = (ctypes.c_uint8 * size).from_buffer(data)
         written = self._api.llama_state_seq_get_data(self.handle, target, size, stream)
         if written != size:
             raise EngineError(f"libllama wrote {written} of {size} bytes of stream {stream}'s state")
         return data
 
-    def load_stream(self, stream: int, data: bytearray) -> bool:
+    def load_stream(self, stream: int, data: bytearray | memoryview) -> bool:
         """Fill a stream from the bytes of ``save_stream``; False when libllama refuses them, in which case the
         stream must be cleared."""
         source = (ctypes.c_uint8 * len(data)).from_buffer(data)

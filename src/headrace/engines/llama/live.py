@@ -25,6 +25,8 @@ class LiveSequence:
     queue_wait_s: float | None = None
     queue_wait_reported: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    was_cut: bool = False
+    """Its next chunk was cut short or put off once and now runs to its end."""
 
     @classmethod
     def start(
@@ -44,6 +46,11 @@ class LiveSequence:
             arrived_s=request.arrived_s,
             deadline_s=request.deadline_s,
             chunk_limit_tokens=PROMPT_OUTPUT_CHUNK_TOKENS if sampling.prompt_logprobs is not None else None,
+            lane=request.lane,
+            tenant=request.tenant,
+            tpot_s=request.tpot_s,
+            finish_by_s=request.finish_by_s,
+            expected_tokens=request.expected_tokens,
         )
         return cls(
             request=request,

@@ -19,11 +19,12 @@ from headrace.messages.engine import (
     Start,
     Submit,
 )
+from headrace.scheduling.strategies import policy_for
 
 
 class EngineLoop:
     """Serves until the gateway ends it. While a neighbour keeps cores busy, the core computes with fewer
-    threads."""
+    threads. A prefill pass is cut when a request arrives that would lose its deadline by waiting for its end."""
 
     def __init__(self, engine: Engine, channel: Channel, *, fixed_threads: bool) -> None:
         self._core = engine.core
@@ -33,11 +34,13 @@ class EngineLoop:
         self._cores = usable_cores()
         self._thread_state = ThreadState(engine.core.threads)
         self._cpu = CpuReader(os.getppid(), time.monotonic())
+        engine.core.emit = channel.send
+        engine.core.cut = self._cut
 
     def run(self) -> None:
         """Serve until told to shut down. Raises GatewayGone, EngineError."""
         while True:
-            for message in self._channel.receive(wait=not self._core.has_work):
+            for message in self._channel.receive(wait_s=self._core.pause_s if self._core.has_work else None):
                 if isinstance(message, Shutdown):
                     self._core.abort_all()
                     self._channel.send(self._core.step())
@@ -60,6 +63,14 @@ class EngineLoop:
             case Start() | Shutdown():
                 raise EngineError(f"unexpected {type(message).__name__} message while serving")
 
+    def _cut(self) -> bool:
+        """Whether something has arrived that the running pass should be cut for. What arrived is handled after the
+        step as ever."""
+        now_s = time.monotonic()
+        return any(
+            [isinstance(message, Submit) and self._core.cut_saves(message, now_s) for message in self._channel.look()]
+        )
+
     def _snapshot(self, ask_id: int) -> EngineSnapshot:
         core = self._core
         return EngineSnapshot(ask_id, core.load(), core.band_plans(), core.live_ids(), core.check_integrity())
@@ -67,6 +78,7 @@ class EngineLoop:
     def _set_knobs(self, knobs: Knobs) -> None:
         if knobs.scheduling is not None:
             self._core.set_knobs(knobs.scheduling)
+            self._core.set_policy(policy_for(knobs.scheduling.strategy))
         if knobs.threads is not None:
             self._max_threads = check_threads(knobs.threads)
             self._fixed_threads = True

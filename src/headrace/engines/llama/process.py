@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     try:
-        first, *rest = channel.receive(wait=True)
+        first, *rest = channel.receive(wait_s=None)
         if not isinstance(first, Start) or rest:
             raise EngineError("the first message must be Start, alone")
         engine = build(first)

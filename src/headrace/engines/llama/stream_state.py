@@ -17,7 +17,7 @@ _COUNT_BYTES = 4
 
 
 def retarget(
-    data: bytes | bytearray, *, stream: int, source_streams: int, target_streams: int, tokens: int
+    data: bytes | bytearray | memoryview, *, stream: int, source_streams: int, target_streams: int, tokens: int
 ) -> bytearray | None:
     """``data`` of a context with ``source_streams`` streams, where ``stream`` holds ``tokens`` cells, as a
     context with ``target_streams`` streams would have written it."""
