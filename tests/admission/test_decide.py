@@ -12,17 +12,43 @@ from headrace.admission.decide import (
     AdmissionLimits,
     AdmissionState,
     DrainRate,
+    Forecast,
     LaneLoad,
+    Outlook,
     decide,
 )
+from headrace.admission.predict import Prediction
+from headrace.lanes.lane import Overload
 
 OPEN = AdmissionLimits(max_queue=4, lane_max_queue=None, lane_max_running=None)
 
 
 def state(
-    waiting: int = 0, tokens: int = 0, lane: LaneLoad | None = None, drain: DrainRate | None = None
+    waiting: int = 0,
+    tokens: int = 0,
+    lane: LaneLoad | None = None,
+    drain: DrainRate | None = None,
+    running: int = 0,
 ) -> AdmissionState:
-    return AdmissionState(waiting, tokens, lane or LaneLoad(), drain or DrainRate())
+    return AdmissionState(waiting, running, tokens, lane or LaneLoad(), drain or DrainRate())
+
+
+def forecast(ttft_s: float, decode_s: float = 0.0, idle_ttft_s: float = 0.0, idle_decode_s: float = 0.0) -> Forecast:
+    now = Prediction(ttft_s, decode_s)
+    return Forecast(now, now, Prediction(idle_ttft_s, idle_decode_s))
+
+
+def outlook(
+    full: Forecast,
+    degraded: Forecast | None = None,
+    *,
+    ttft_s: float | None = 1.0,
+    e2e_s: float | None = None,
+    spent_s: float = 0.0,
+    patience: float = 10.0,
+    overload: Overload = "shed",
+) -> Outlook:
+    return Outlook(ttft_s, e2e_s, spent_s, patience, overload, full, degraded)
 
 
 def test_room_accepts_and_a_full_queue_sheds() -> None:
@@ -75,3 +101,97 @@ def test_a_shed_always_says_when_to_come_back(
         assert MIN_RETRY_AFTER_S <= decision.retry_after_s <= MAX_RETRY_AFTER_S
     if waiting == 0 and held == lane_waiting == running == 0:
         assert decision.action == "accept"
+
+
+def test_what_is_predicted_late_within_patience_is_accepted_and_beyond_it_shed() -> None:
+    assert decide(state(1), OPEN, 1, outlook(forecast(9.9))).action == "accept"
+    shed = decide(state(1), OPEN, 1, outlook(forecast(10.5)))
+    assert (shed.action, shed.reason) == ("shed", "predicted_late")
+
+
+def test_retry_after_is_when_the_request_would_be_in_time() -> None:
+    """A wait of 25 s drains to the target of 1 s in 24; what is over already will not be in the next try."""
+    assert decide(state(1), OPEN, 1, outlook(forecast(25.0))).retry_after_s == pytest.approx(24)
+    assert decide(state(1), OPEN, 1, outlook(forecast(25.0), spent_s=3.0)).retry_after_s == pytest.approx(24)
+
+
+def test_the_finish_counts_against_the_e2e_target() -> None:
+    late = outlook(forecast(0.1, 21.0), ttft_s=1.0, e2e_s=2.0)
+    assert decide(state(running=1), OPEN, 1, late).reason == "predicted_late"
+    assert decide(state(running=1), OPEN, 1, late).retry_after_s == pytest.approx(19.1)
+
+
+@pytest.mark.parametrize("patience", [1.0, 10.0])
+def test_a_target_that_cannot_be_met_at_all_sheds_nothing_only_waiting_does(patience: float) -> None:
+    """A prompt of 100 s and a target of 1 s: the wait may take it to 1,000 s, however little patience there is."""
+    assert decide(state(1), OPEN, 1, outlook(forecast(999, idle_ttft_s=100), patience=patience)).action == "accept"
+    shed = decide(state(1), OPEN, 1, outlook(forecast(1001, idle_ttft_s=100), patience=patience))
+    assert (shed.action, shed.retry_after_s) == ("shed", MAX_RETRY_AFTER_S)
+
+
+def test_a_lane_without_targets_is_never_late() -> None:
+    assert decide(state(1), OPEN, 1, outlook(forecast(1e6), ttft_s=None)).action == "accept"
+
+
+def test_a_lane_that_queues_takes_what_is_late() -> None:
+    assert decide(state(1), OPEN, 1, outlook(forecast(1e6), overload="queue")).action == "accept"
+
+
+def test_a_shorter_answer_is_given_when_that_is_in_time() -> None:
+    full, short = forecast(1.0, 30.0), forecast(1.0, 5.0)
+    decision = decide(state(1), OPEN, 1, outlook(full, short, e2e_s=2.0, overload="degrade"))
+    assert (decision.action, decision.degraded) == ("accept", True)
+
+
+def test_a_shorter_answer_does_not_help_against_a_wait() -> None:
+    full, short = forecast(30.0, 30.0), forecast(30.0, 5.0)
+    decision = decide(state(1), OPEN, 1, outlook(full, short, e2e_s=2.0, overload="degrade"))
+    assert (decision.action, decision.degraded) == ("shed", False)
+    assert decide(state(1), OPEN, 1, outlook(full, None, overload="degrade")).action == "shed"
+
+
+def test_a_request_that_is_in_time_is_not_degraded() -> None:
+    decision = decide(state(1), OPEN, 1, outlook(forecast(1.0), forecast(0.5), overload="degrade"))
+    assert (decision.action, decision.degraded) == ("accept", False)
+
+
+def test_a_degraded_request_waits_at_the_door_like_any_other() -> None:
+    limits = AdmissionLimits(max_queue=100, lane_max_queue=None, lane_max_running=1)
+    ahead = state(lane=LaneLoad(running=1), running=1)
+    decision = decide(ahead, limits, 1, outlook(forecast(1, 30), forecast(1, 2), e2e_s=2.0, overload="degrade"))
+    assert (decision.action, decision.degraded) == ("hold", True)
+
+
+seconds = st.floats(0, 1e6)
+forecasts = st.builds(forecast, seconds, seconds, seconds, seconds)
+outlooks = st.builds(
+    outlook,
+    forecasts,
+    st.none() | forecasts,
+    ttft_s=st.none() | st.floats(1e-6, 1e4),
+    e2e_s=st.none() | st.floats(1e-6, 1e4),
+    spent_s=seconds,
+    patience=st.floats(1, 1000),
+    overload=st.sampled_from(["shed", "degrade", "queue"]),
+)
+
+
+@given(outlooks, st.integers(1, 200), st.none() | st.integers(1, 50))
+def test_an_idle_engine_sheds_and_degrades_nothing_whatever_the_targets(
+    expected: Outlook, sequences: int, cap: int | None
+) -> None:
+    limits = AdmissionLimits(max_queue=50, lane_max_queue=cap, lane_max_running=cap)
+    decision = decide(state(), limits, sequences, expected)
+    assert (decision.action, decision.degraded) == ("accept", False)
+
+
+@given(outlooks, counts, st.integers(1, 200))
+def test_a_shed_by_prediction_says_when_to_come_back(expected: Outlook, running: int, sequences: int) -> None:
+    limits = AdmissionLimits(max_queue=2000, lane_max_queue=None, lane_max_running=None)
+    decision = decide(state(1, running=running), limits, sequences, expected)
+    if decision.action == "shed":
+        assert decision.reason == "predicted_late"
+        assert MIN_RETRY_AFTER_S <= decision.retry_after_s <= MAX_RETRY_AFTER_S
+    else:
+        assert decision.action == "accept"
+    assert not decision.degraded or expected.overload == "degrade"

@@ -23,8 +23,16 @@ from headrace.api.live import LiveConfig
 from headrace.api.server import bind, http_server
 from headrace.api.store import CompletionStore
 from headrace.config.schema import Config, ModelConfig, ServerConfig
-from headrace.engines.scripted import Pace, Script, ScriptedEngine, ScriptedTokenizer, immediate, text_script
-from headrace.messages.engine import EngineLoad
+from headrace.engines.scripted import (
+    LearnedRates,
+    Pace,
+    Script,
+    ScriptedEngine,
+    ScriptedTokenizer,
+    immediate,
+    text_script,
+)
+from headrace.messages.engine import EngineLoad, SelfMeasurement
 from headrace.telemetry.metrics import Metrics
 
 MODEL = "scripted"
@@ -115,6 +123,8 @@ async def serving(
     sleep: Sleep = asyncio.sleep,
     max_sequences: int = 32,
     max_context_tokens: int = 4096,
+    measurement: SelfMeasurement | None = None,
+    learned: LearnedRates | None = None,
 ) -> AsyncIterator[Served]:
     """Serve until the block ends; then the counts must be in order."""
     settings = settings or config()
@@ -124,6 +134,8 @@ async def serving(
         pace=pace,
         max_sequences=max_sequences,
         max_context_tokens=max_context_tokens,
+        measurement=measurement,
+        learned=learned,
     )
     await engine.start()
     live = LiveConfig(settings)

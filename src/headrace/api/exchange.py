@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Literal
 
 from starlette.types import Scope
 
+from headrace.admission.front import Verdict
 from headrace.telemetry.timing import RequestTiming
 
 Outcome = Literal["ok", "rejected", "shed", "error", "aborted"]
@@ -57,6 +59,14 @@ class Exchange:
             headers.append((b"x-headrace-ignored", header_value(", ".join(self.ignored))))
         headers.extend(self.extra_headers)
         return headers
+
+    def admitted(self, verdict: Verdict) -> None:
+        """Say in the response's headers what admission made of the request."""
+        if verdict.predicted is not None:
+            milliseconds = b"%d" % math.ceil(verdict.predicted.ttft_s * 1000)
+            self.extra_headers.append((b"x-headrace-predicted-ttft-ms", milliseconds))
+        if verdict.max_tokens is not None:
+            self.extra_headers.append((b"x-headrace-degraded", b"max_tokens=%d" % verdict.max_tokens))
 
 
 def attach(scope: Scope, exchange: Exchange) -> None:

@@ -8,14 +8,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from headrace.admission.decide import AdmissionLimits, decide, fits_lane
+from headrace.admission.decide import AdmissionLimits, fits_lane
+from headrace.admission.front import Front, Request, Ticket, Verdict
 from headrace.admission.ledger import Entry, Ledger
+from headrace.admission.rates import rates_of
 from headrace.api.live import LiveConfig
+from headrace.config.knobs import KnobChange
+from headrace.config.scheduling import scheduling_knobs
 from headrace.engines.protocol import Engine
 from headrace.errors import EngineGone, EngineNotReady, Overloaded
 from headrace.lanes.lane import Lane
-from headrace.messages.engine import EngineLoad, SequenceOutput, Submit
-from headrace.telemetry.metrics import Metrics, Sources
+from headrace.messages.engine import EngineLoad, Knobs, SequenceOutput, Submit
+from headrace.scheduling.knobs import SchedulingKnobs
+from headrace.telemetry.metrics import Metrics
+from headrace.telemetry.moment import Sources
 from headrace.telemetry.timing import RequestTiming
 
 Clock = Callable[[], float]
@@ -28,14 +34,26 @@ _OUTPUTS_AHEAD = 64
 
 @dataclass(eq=False, slots=True)
 class Admitted:
-    """One admitted request. ``sequences`` are what goes to the engine; close it with ``Gateway.close``."""
+    """One admitted request; close it with ``Gateway.close``."""
 
-    entry: Entry
-    sequences: Sequence[Submit]
+    ticket: Ticket
     timing: RequestTiming
     place: asyncio.Future[None] | None = None
     sink: Callable[[SequenceOutput], bool] | None = None
     """Takes outputs on the spot while the reader of a single sequence waits for them (``OutputStream``)."""
+
+    @property
+    def entry(self) -> Entry:
+        return self.ticket.entry
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.ticket.verdict
+
+    @property
+    def sequences(self) -> Sequence[Submit]:
+        """What goes to the engine: what was asked for, or the degraded form of it."""
+        return self.verdict.sequences
 
 
 @dataclass(slots=True)
@@ -56,14 +74,25 @@ class Gateway:
         self._metrics = metrics
         self._clock = clock
         self._sleep = sleep
-        self._ledger = Ledger()
+        self._front = Front()
+        self._ledger = self._front.ledger
+        self._knobs = scheduling_knobs(live.config)
         self._doors: dict[str, _Door] = {}
         self._active: set[Admitted] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
         self._seen_load: EngineLoad | None = None
-        metrics.watch(Sources(self._ledger.lanes, lambda: engine.load, lambda: engine.ready))
+        metrics.watch(
+            Sources(
+                lanes=self._ledger.lanes,
+                load=lambda: engine.load,
+                ready=lambda: engine.ready,
+                lengths=self._front.lengths.learned,
+                ttft_errors=self._front.accuracy.errors,
+            )
+        )
+        live.watch(self._scheduling_changed)
 
     @property
     def ledger(self) -> Ledger:
@@ -89,29 +118,27 @@ class Gateway:
         if reason is not None:
             raise EngineNotReady("the engine is not ready yet; try again shortly")
 
-    async def admit(self, lane_name: str, lane: Lane, sequences: Sequence[Submit], timing: RequestTiming) -> Admitted:
-        """Admit a request, waiting at the door while its lane is full.
+    def expected_tokens(self, lane_name: str, lane: Lane, max_tokens: int | None) -> int:
+        """The output length that the lane's requests with this limit usually have."""
+        return self._front.expected_length(lane_name, lane, max_tokens).expected_tokens
+
+    async def admit(self, request: Request, timing: RequestTiming) -> Admitted:
+        """Admit a request, waiting at the door while its lane is full; degrade it where its lane says so.
 
         Raises EngineNotReady, or Overloaded with the predicted time until there is room.
         """
         self.require_ready()
-        now_s = self._clock()
+        now_s, lane = self._clock(), request.lane
         limits = AdmissionLimits(self._live.config.server.max_queue, lane.max_queue, lane.max_running)
-        decision = decide(self._ledger.state(lane_name, now_s), limits, len(sequences))
-        if decision.action == "shed":
-            raise Overloaded(
-                f"the queue is full ({self._ledger.waiting} sequences wait); "
-                f"there should be room in {decision.retry_after_s:.1f} s",
-                reason=decision.reason,
-                retry_after_s=decision.retry_after_s,
-            )
-        held = decision.action == "hold"
-        tokens = tuple(len(sequence.prompt_tokens) for sequence in sequences)
-        entry = self._ledger.admit(lane_name, tokens, held=held, now_s=now_s)
-        admitted = Admitted(entry, sequences, timing)
+        rates = rates_of(self._engine.load, self._engine.ready, self._knobs)
+        verdict = self._front.judge(request, limits, rates, now_s)
+        self._metrics.admission_decided(request.lane_name, verdict)
+        if verdict.decision.action == "shed":
+            raise _overloaded(verdict, self._ledger.waiting)
+        admitted = Admitted(self._front.admit(request, verdict), timing)
         self._active.add(admitted)
         self._idle.clear()
-        if held:
+        if verdict.decision.action == "hold":
             await self._wait_for_place(admitted)
         return admitted
 
@@ -133,7 +160,7 @@ class Gateway:
     async def engine_back(self, admitted: Admitted) -> bool:
         """Wait until the engine is ready again; False when it is not within ``RESTART_WAIT_S``, or when the
         server drains. The request's counts and times start anew."""
-        self._ledger.restarted(admitted.entry)
+        self._front.restarted(admitted.ticket)
         admitted.timing.restart()
         deadline_s = self._clock() + RESTART_WAIT_S
         while self._engine.ready is None:
@@ -168,6 +195,15 @@ class Gateway:
             held = sum(len(admitted.sequences) for admitted in door.waiting)
             assert held == self._ledger.lane(lane).held, f"lane {lane}: {held} at the door"
         assert self._ledger.empty == (not self._active), "the ledger and the active requests disagree"
+
+    def _scheduling_changed(self, scheduling: SchedulingKnobs, changes: Sequence[KnobChange]) -> None:
+        """Live values have others than before: the engine gets them whole, and whoever waits at a door that is
+        wider now may come in."""
+        self._knobs = scheduling
+        self._engine.set_knobs(Knobs(scheduling=scheduling))
+        self._metrics.knobs_changed(change.name for change in changes)
+        for lane in self._doors:
+            self._open_door(lane)
 
     async def _idle_within(self, limit_s: float) -> bool:
         try:
@@ -204,14 +240,16 @@ class Gateway:
 
     async def _sequence(self, admitted: Admitted, index: int) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """One sequence's outputs. An engine that ends them without ``finish`` counts as gone."""
-        timing, clock = admitted.timing, self._clock
+        timing, clock, entry, ledger = admitted.timing, self._clock, admitted.entry, self._ledger
         outputs = self._engine.submit(admitted.sequences[index])
-        first, finished = True, False
+        first_s: float | None = None
+        finished = False
 
         def forward(output: SequenceOutput) -> bool:
             if admitted.sink is None or not admitted.sink(output):
                 return False
             timing.output(index, len(output.token_ids), clock())
+            ledger.generated(entry, index, len(output.token_ids))
             self._note_load()
             return True
 
@@ -221,15 +259,16 @@ class Gateway:
             async for output in outputs:
                 now_s = clock()
                 timing.output(index, len(output.token_ids), now_s)
-                if first:
-                    first = False
-                    self._ledger.started(admitted.entry, index, now_s)
+                if first_s is None:
+                    first_s = now_s
+                    self._front.first_output(admitted.ticket, index, now_s, output.finish)
                     timing.queue_wait_s = output.queue_wait_s
+                ledger.generated(entry, index, len(output.token_ids))
                 self._note_load()
                 finished = output.finish is not None
-                if finished:
-                    self._ledger.ended(admitted.entry, index)
-                    self._open_door(admitted.entry.lane)
+                if output.finish is not None:
+                    self._front.finished(admitted.ticket, index, output.finish, decoded_s=now_s - first_s)
+                    self._open_door(entry.lane)
                 yield index, output
                 if finished:
                     return
@@ -271,3 +310,18 @@ class Gateway:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _overloaded(verdict: Verdict, waiting: int) -> Overloaded:
+    """Why a request is shed, and when to come back."""
+    decision, predicted = verdict.decision, verdict.predicted
+    if decision.reason == "predicted_late" and predicted is not None:
+        message = (
+            f"the answer would come too late to be of use: its first token is predicted in {predicted.ttft_s:.1f} s,"
+            f" its last in {predicted.finish_s:.1f} s; try again in {decision.retry_after_s:.1f} s"
+        )
+    else:
+        message = (
+            f"the queue is full ({waiting} sequences wait); there should be room in {decision.retry_after_s:.1f} s"
+        )
+    return Overloaded(message, reason=decision.reason, retry_after_s=decision.retry_after_s)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from headrace.admission.front import Request
 from headrace.api.answer import Answer, check_finish
 from headrace.api.body import read_body
 from headrace.api.chat_format import ChatFormat
@@ -59,7 +60,9 @@ class Generate:
         async with CancelOnDisconnect(receive):
             plan = await make_plan(deps, config, scope, exchange, request)
             assert exchange.timing is not None
-            admitted = await deps.gateway.admit(plan.lane.name, plan.lane.lane, plan.sequences, exchange.timing)
+            asked = Request(plan.lane.name, plan.lane.lane, plan.slo, plan.sequences)
+            admitted = await deps.gateway.admit(asked, exchange.timing)
+            exchange.admitted(admitted.verdict)
             try:
                 await self._answer(plan, request, admitted, exchange, send, scope.get(BODY_WRITER_KEY))
             finally:

@@ -9,16 +9,16 @@ from starlette.types import Scope
 
 from headrace.api.deps import Deps
 from headrace.api.exchange import Exchange, header
-from headrace.api.live import served_model_names
 from headrace.api.prompts import Prompt, chat_prompt, completion_prompts
 from headrace.api.sampling import choice_counts, requested_max_tokens, sampling_params
 from headrace.api.slo_headers import slo_of
 from headrace.api.wire import ChatRequest, CompletionRequest, GenerationRequest
+from headrace.config.model_names import served_model_names
 from headrace.config.schema import Config
 from headrace.errors import ContextTooLong, EngineNotReady, NotFound, RequestError
 from headrace.lanes.classify import LaneDecision, RequestSignals, classify
-from headrace.lanes.deadline import deadline_s, output_limit
-from headrace.lanes.lane import Lane
+from headrace.lanes.deadline import deadline_s, finish_by_s, output_limit
+from headrace.lanes.lane import SLO, Lane
 from headrace.messages.engine import SamplingParams, Submit
 from headrace.telemetry.timing import RequestTiming
 
@@ -41,6 +41,7 @@ class Plan:
     stream: bool
     include_usage: bool
     lane: LaneDecision
+    slo: SLO
     sequences: list[Submit] = field(repr=False)
 
     @property
@@ -121,6 +122,11 @@ async def make_plan(
             max_tokens=output_tokens[index // best_of],
             deadline_s=deadline_s(decision.lane, exchange.started_s, slo),
             arrived_s=exchange.started_s,
+            tenant=exchange.tenant,
+            tpot_s=slo.p99_tpot_s,
+            finish_by_s=finish_by_s(decision.lane, exchange.started_s, slo),
+            expected_tokens=deps.gateway.expected_tokens(decision.name, decision.lane, output_tokens[index // best_of]),
+            stream=bool(request.stream),
         )
         for index in range(len(prompts) * best_of)
     ]
@@ -135,6 +141,7 @@ async def make_plan(
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         lane=decision,
+        slo=slo,
         sequences=sequences,
     )
 

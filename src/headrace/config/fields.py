@@ -182,8 +182,8 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 " the fallback, or queue it all the same."
             ),
             "patience": Note(
-                "How many times its target (or, if longer, its time on an idle engine) an answer may take and still"
-                " be of use.",
+                "How many times its target an answer may take and still be of use; for a target that is out of reach"
+                " even on an idle engine, at least ten times what it takes there.",
                 1,
                 1000,
             ),

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from headrace.config.fields import Note, notes
 from headrace.config.schema import Config, Tenant
-from headrace.lanes.lane import SLO, Lane, LaneMatch
+from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 
 _WIDTH: Final = 100
 _HEAD: Final = """\
@@ -61,6 +61,8 @@ def example_lane() -> str:
         default_max_tokens=256,
         typical_prompt_tokens=512,
         typical_output_tokens=128,
+        overload="degrade",
+        fallback=Fallback(max_tokens=64),
     )
     return "\n".join(["support:", *_section(lane, notes(), "  ")])
 

@@ -10,6 +10,7 @@ import asyncio
 import codecs
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.engines.output_stream import OutputStream
@@ -23,6 +24,7 @@ from headrace.messages.engine import (
     Knobs,
     ModelInfo,
     Ready,
+    SelfMeasurement,
     SequenceOutput,
     Submit,
     TokenLogprob,
@@ -167,8 +169,18 @@ class _Sequence:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedRates:
+    """What an engine says in its load reports of how fast it is (0: not known), whatever its pace."""
+
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    batch_cap: int = 0
+
+
 class ScriptedEngine(Engine):
-    """Generates scripted tokens for at most ``max_sequences`` sequences at once, in order of arrival."""
+    """Generates scripted tokens for at most ``max_sequences`` sequences at once, in order of arrival. What it says of
+    its speed, measured at start (``measurement``) and ``learned``, is scripted too."""
 
     def __init__(
         self,
@@ -178,12 +190,16 @@ class ScriptedEngine(Engine):
         pace: Pace = immediate,
         max_sequences: int = 32,
         max_context_tokens: int = 4096,
+        measurement: SelfMeasurement | None = None,
+        learned: LearnedRates | None = None,
     ) -> None:
         self._script = script
         self._clock = clock
         self._pace = pace
         self._max_sequences = max_sequences
         self._max_context_tokens = max_context_tokens
+        self._measurement = measurement
+        self._learned = learned or LearnedRates()
         self._ready: Ready | None = None
         self._load: EngineLoad | None = None
         self._live: dict[str, _Sequence] = {}
@@ -192,6 +208,8 @@ class ScriptedEngine(Engine):
         self._task: asyncio.Task[None] | None = None
         self.submitted: list[Submit] = []
         """Every request that came, for whoever wants to see what the gateway asked for."""
+        self.knobs_set: list[Knobs] = []
+        """Every change of knobs that came; none has an effect here."""
 
     @property
     def ready(self) -> Ready | None:
@@ -242,7 +260,7 @@ class ScriptedEngine(Engine):
         return EngineSnapshot(0, load, self._ready.bands, list(self._live), None)
 
     def set_knobs(self, knobs: Knobs) -> None:
-        """A scripted engine has no knobs."""
+        self.knobs_set.append(knobs)
 
     async def close(self) -> None:
         for sequence in self._live.values():
@@ -306,13 +324,16 @@ class ScriptedEngine(Engine):
             decode_tokens=len(running),
             prefill_tokens=0,
             threads=1,
+            prefill_tokens_per_s=self._learned.prefill_tokens_per_s,
+            decode_step_s=self._learned.decode_step_s,
+            batch_cap=self._learned.batch_cap,
         )
 
     def _describe(self) -> Ready:
         context = self._max_context_tokens
         model = ModelInfo("scripted", "", "scripted", 0, 0, context, context, VOCAB_SIZE, 1)
         band = BandPlan(context, self._max_sequences, self._max_sequences * context, created=True)
-        return Ready(model, [band], band.kv_bytes, 1, None)
+        return Ready(model, [band], band.kv_bytes, 1, self._measurement)
 
     async def _stop(self) -> None:
         task, self._task = self._task, None

@@ -1,4 +1,4 @@
-"""From a lane's SLO to one request's deadline and output limit. Pure."""
+"""From a lane's SLO to one request's deadlines and output limit. Pure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def deadline_s(lane: Lane, arrived_s: float, slo_override: SLO | None = None) ->
     slo = effective_slo(lane, slo_override)
     targets = [target for target in (slo.p99_ttft_s, slo.p99_e2e_s) if target is not None]
     return arrived_s + min(targets) if targets else None
+
+
+def finish_by_s(lane: Lane, arrived_s: float, slo_override: SLO | None = None) -> float | None:
+    """When the last token is due, on ``arrived_s``' clock: arrival plus the E2E target; None without one."""
+    target_s = effective_slo(lane, slo_override).p99_e2e_s
+    return None if target_s is None else arrived_s + target_s
 
 
 def output_limit(lane: Lane, requested: int | None, room_tokens: int) -> int:

@@ -17,6 +17,7 @@ def default_lanes() -> dict[str, Lane]:
             default_max_tokens=64,
             typical_prompt_tokens=128,
             typical_output_tokens=4,
+            weight=8.0,
         ),
         "interactive": Lane(
             description="chat with a person",
@@ -25,6 +26,7 @@ def default_lanes() -> dict[str, Lane]:
             match=LaneMatch(path_prefixes=("/interactive",)),
             typical_prompt_tokens=64,
             typical_output_tokens=32,
+            weight=8.0,
         ),
         "retrieval": Lane(
             description="answers over retrieved passages",
@@ -33,6 +35,7 @@ def default_lanes() -> dict[str, Lane]:
             match=LaneMatch(path_prefixes=("/retrieval",)),
             typical_prompt_tokens=512,
             typical_output_tokens=32,
+            weight=4.0,
         ),
         "captions": Lane(
             description="short descriptions and titles",
@@ -41,6 +44,7 @@ def default_lanes() -> dict[str, Lane]:
             match=LaneMatch(path_prefixes=("/captions",)),
             typical_prompt_tokens=256,
             typical_output_tokens=48,
+            weight=4.0,
         ),
         "long": Lane(
             description="documents: prompts over 8k tokens",
@@ -49,6 +53,7 @@ def default_lanes() -> dict[str, Lane]:
             match=LaneMatch(path_prefixes=("/long",), prompt_tokens_over=8192),
             typical_prompt_tokens=16384,
             typical_output_tokens=256,
+            weight=2.0,
         ),
         "batch": Lane(
             description="offline work that nobody waits for",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+Overload = Literal["shed", "degrade", "queue"]
 
 
 class SLO(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -25,6 +29,14 @@ class LaneMatch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     prompt_tokens_over: int | None = None
 
 
+class Fallback(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A cheaper answer for when the full one would come too late: at most ``max_tokens`` output tokens, by
+    ``model``. Only the served model exists, so ``model`` is None or one of its names."""
+
+    max_tokens: int | None = None
+    model: str | None = None
+
+
 class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A class of traffic with one SLO.
 
@@ -33,6 +45,10 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     ``default_max_tokens`` fills in a request's output length. ``typical_prompt_tokens`` and
     ``typical_output_tokens`` describe the request for which ``serve`` says at start whether this machine
     can meet the SLO.
+
+    ``weight`` is the lane's share of engine time under contention, against the other lanes' weights. ``overload``
+    says what becomes of a request whose answer is predicted to come later than ``patience`` times its target: it is
+    shed, degraded to ``fallback`` (shed when that is too late as well), or queued all the same.
     """
 
     description: str = ""
@@ -46,3 +62,7 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     default_max_tokens: int | None = None
     typical_prompt_tokens: int = 256
     typical_output_tokens: int = 128
+    weight: float = 1.0
+    overload: Overload = "shed"
+    patience: float = 10.0
+    fallback: Fallback = Fallback()

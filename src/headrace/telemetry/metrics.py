@@ -1,21 +1,22 @@
 """Prometheus metrics, in a registry of their own.
 
 Labels are bounded: lanes come from the configuration (``none`` before a lane is known), outcomes from
-``Exchange``. Gauges of the moment (running, waiting, KV) are read when somebody scrapes.
+``Exchange``, decisions and shed reasons from ``admission``. What holds at the moment (running, waiting, KV) is read
+when somebody scrapes (``telemetry.moment``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from headrace.admission.decide import LaneLoad
+from headrace.admission.front import Verdict
 from headrace.messages.engine import EngineLoad, Ready
+from headrace.telemetry.moment import EngineCounts, MomentCollector, Sources
 from headrace.telemetry.timing import ITL_BUCKETS_S, RequestTiming
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -25,15 +26,6 @@ _LATENCY_BUCKETS_S = (
 )  # fmt: skip
 _LABELS = ("lane", "outcome")
 NO_LANE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where scrape-time gauges come from: sequences by lane, the engine's load, and its Ready (None: down)."""
-
-    lanes: Callable[[], Mapping[str, LaneLoad]]
-    load: Callable[[], EngineLoad | None]
-    ready: Callable[[], Ready | None]
 
 
 class _ItlCollector(Collector):
@@ -63,48 +55,6 @@ class _ItlCollector(Collector):
         yield family
 
 
-class _MomentCollector(Collector):
-    """Gauges of the moment."""
-
-    def __init__(self, sources: Sources, restarts: Callable[[], int]) -> None:
-        self._sources = sources
-        self._restarts = restarts
-
-    def collect(self) -> Iterator[Metric]:
-        running = GaugeMetricFamily("headrace_requests_running", "Sequences generating tokens", labels=["lane"])
-        waiting = GaugeMetricFamily(
-            "headrace_requests_waiting", "Sequences admitted, without a token yet", labels=["lane"]
-        )
-        for lane, count in sorted(self._sources.lanes().items()):
-            running.add_metric([lane], count.running)
-            waiting.add_metric([lane], count.held + count.waiting)
-        yield running
-        yield waiting
-        up = self._sources.ready() is not None
-        yield GaugeMetricFamily("headrace_engine_up", "1 while the engine is ready", value=float(up))
-        yield CounterMetricFamily(
-            "headrace_engine_restarts", "Times the engine became ready again", value=self._restarts()
-        )
-        load = self._sources.load()
-        if load is not None:
-            yield GaugeMetricFamily(
-                "headrace_engine_threads", "Threads that the last step was computed with", value=load.threads
-            )
-            yield GaugeMetricFamily(
-                "headrace_step_prediction_error_ratio",
-                "Typical relative error of the engine's latest predictions of step time",
-                value=load.step_error,
-            )
-            yield from _kv(load)
-
-
-def _kv(load: EngineLoad) -> Iterator[Metric]:
-    ratio = load.kv_used_tokens / load.kv_total_tokens if load.kv_total_tokens else 0.0
-    yield GaugeMetricFamily("headrace_kv_used_tokens", "KV cells in use", value=load.kv_used_tokens)
-    yield GaugeMetricFamily("headrace_kv_used_bytes", "Bytes of KV memory in use", value=load.kv_used_bytes)
-    yield GaugeMetricFamily("headrace_kv_used_ratio", "KV cells in use, of all", value=ratio)
-
-
 class Metrics:
     """Every metric that headrace exposes, and how requests are recorded in them."""
 
@@ -112,6 +62,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._restarts = 0
         self._last_ready: Ready | None = None
+        self._counts = EngineCounts()
         self._itl = _ItlCollector()
         self.registry.register(self._itl)
         ProcessCollector(registry=self.registry)
@@ -123,6 +74,25 @@ class Metrics:
         self._requests = Counter("headrace_requests", "Requests ended", _LABELS, registry=self.registry)
         self._prompt_tokens = Counter("headrace_prompt_tokens", "Prompt tokens", ["lane"], registry=self.registry)
         self._generated = Counter("headrace_generated_tokens", "Tokens generated", ["lane"], registry=self.registry)
+        self._knob_changes = Counter(
+            "headrace_knob_changes",
+            "Times that a knob of scheduling got another value",
+            ["knob"],
+            registry=self.registry,
+        )
+        self._admissions = Counter(
+            "headrace_admissions", "What admission decided", ["lane", "decision"], registry=self.registry
+        )
+        self._sheds = Counter(
+            "headrace_sheds", "Requests shed by admission, by reason", ["lane", "reason"], registry=self.registry
+        )
+        self._predicted_ttft = Histogram(
+            "headrace_predicted_ttft_seconds",
+            "Time to first token as predicted at admission, of shed requests too",
+            ["lane"],
+            buckets=_LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
         self._step = Histogram(
             "headrace_engine_step_seconds",
             "Duration of one engine step",
@@ -132,7 +102,7 @@ class Metrics:
 
     def watch(self, sources: Sources) -> None:
         """Expose gauges read from ``sources`` at every scrape. Call once."""
-        self.registry.register(_MomentCollector(sources, lambda: self._seen_restarts(sources)))
+        self.registry.register(MomentCollector(sources, lambda: self._seen_restarts(sources), self._counts))
 
     def request_ended(
         self,
@@ -160,9 +130,23 @@ class Metrics:
         if timing.gap_count:
             self._itl.add(label, outcome, timing)
 
+    def admission_decided(self, lane: str, verdict: Verdict) -> None:
+        """Record what admission made of one request."""
+        self._admissions.labels(lane, verdict.name).inc()
+        if verdict.decision.action == "shed":
+            self._sheds.labels(lane, verdict.decision.reason).inc()
+        if verdict.predicted is not None:
+            self._predicted_ttft.labels(lane).observe(verdict.predicted.ttft_s)
+
     def step_ended(self, load: EngineLoad) -> None:
         """Record one engine step."""
         self._step.observe(load.step_s)
+        self._counts.seen(load)
+
+    def knobs_changed(self, names: Iterable[str]) -> None:
+        """Count knobs that have another value than before."""
+        for name in names:
+            self._knob_changes.labels(name).inc()
 
     def engine_seen(self, ready: Ready | None) -> None:
         """Note the engine's Ready; a new one after an older one is a restart."""

@@ -1,0 +1,77 @@
+"""How fast the engine is: what a prediction is made with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headrace.messages.engine import EngineLoad, Ready, SelfMeasurement
+from headrace.scheduling.knobs import SchedulingKnobs
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRates:
+    """Rates of one engine. ``decode_step_s`` is one decode step of ``batch`` sequences, ``places`` how many
+    sequences decode at once at most, ``chunk_tokens`` how many prompt tokens are computed between two decode steps
+    at most, ``step_s`` what the last step took. A waiting sequence becomes ten priority points more urgent every
+    ``ageing_s``."""
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    batch: int
+    places: int
+    chunk_tokens: int
+    step_s: float = 0.0
+    ageing_s: float = math.inf
+
+    def decode_s(self, sequences: int) -> float:
+        """One decode step of so many sequences. One more or less is one row more or less at the rate of prefill, but
+        a smaller batch never takes longer, and never less than its share of the larger one."""
+        if sequences < 1:
+            return 0.0
+        other_s = self.decode_step_s + (sequences - self.batch) / self.prefill_tokens_per_s
+        if sequences >= self.batch:
+            return other_s
+        return max(self.decode_step_s * sequences / self.batch, other_s)
+
+    def prefill_s(self, tokens: float) -> float:
+        """Computing so many prompt tokens and nothing else: at least one step."""
+        return max(tokens / self.prefill_tokens_per_s, self.decode_s(1))
+
+
+def rates_of(load: EngineLoad | None, ready: Ready | None, knobs: SchedulingKnobs) -> EngineRates | None:
+    """What the engine says of itself: learned while serving, else measured at start. None when it knows neither."""
+    if ready is None:
+        return None
+    places = [sum([band.max_sequences for band in ready.bands])]
+    if knobs.max_num_seqs is not None:
+        places.append(knobs.max_num_seqs)
+    if load is not None and load.prefill_tokens_per_s > 0 and load.decode_step_s > 0:
+        batch, prefill_tokens_per_s, decode_step_s = load.running + 1, load.prefill_tokens_per_s, load.decode_step_s
+        if load.batch_cap > 0:
+            places.append(load.batch_cap)
+    elif ready.measurement is not None and _complete(ready.measurement):
+        measured = ready.measurement
+        batch, prefill_tokens_per_s = 1, measured.prefill_tokens_per_s
+        decode_step_s = max(1 / measured.decode_tokens_per_s, measured.step_overhead_s)
+    else:
+        return None
+    return EngineRates(
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        decode_step_s=decode_step_s,
+        batch=batch,
+        places=max(1, min(places)),
+        chunk_tokens=_chunk_tokens(knobs, prefill_tokens_per_s, decode_step_s),
+        step_s=0.0 if load is None else load.step_s,
+        ageing_s=knobs.ageing_s,
+    )
+
+
+def _chunk_tokens(knobs: SchedulingKnobs, prefill_tokens_per_s: float, decode_step_s: float) -> int:
+    """As many prompt tokens as fit into an urgent step beside the decodes, within the limits for chunks."""
+    fitting = int((knobs.urgent_step_s - decode_step_s) * prefill_tokens_per_s)
+    return min(knobs.max_prefill_tokens, max(knobs.min_prefill_tokens, fitting))
+
+
+def _complete(measurement: SelfMeasurement) -> bool:
+    return measurement.prefill_tokens_per_s > 0 and measurement.decode_tokens_per_s > 0

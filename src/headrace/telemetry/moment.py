@@ -1,0 +1,153 @@
+"""What holds at the moment of a scrape: sequences by lane, what was learned of lanes, the engine's latest report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace.admission.decide import LaneLoad
+from headrace.admission.lengths import OutputLength
+from headrace.messages.engine import EngineLoad, Ready
+from headrace.scheduling.knobs import Strategy
+
+OTHER: Final = "other"
+_MOST_REASONS: Final = 16
+_REASON_END: Final = re.compile("[:;]")
+_STRATEGIES: Final = frozenset(
+    [*get_args(Strategy), *(f"auto:{strategy}" for strategy in get_args(Strategy) if strategy != "auto")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where scrape-time values come from: sequences by lane, the engine's load and its Ready (None: down), lanes'
+    learned output lengths, and the typical relative error of their TTFT predictions."""
+
+    lanes: Callable[[], Mapping[str, LaneLoad]]
+    load: Callable[[], EngineLoad | None]
+    ready: Callable[[], Ready | None]
+    lengths: Callable[[], Mapping[str, OutputLength]] = dict
+    ttft_errors: Callable[[], Mapping[str, float]] = dict
+
+
+class EngineCounts:
+    """The engine's own counts, carried on when its process starts again from 0. Counts of the last moments before
+    it died, which no report brought, are lost."""
+
+    def __init__(self) -> None:
+        self._before = (0, 0, 0)
+        self._latest = (0, 0, 0)
+
+    def seen(self, load: EngineLoad) -> None:
+        """Take in a load report."""
+        counts = (load.moves, load.victims, load.cut_steps)
+        if any(new < old for new, old in zip(counts, self._latest, strict=True)):
+            self._before = self.totals
+        self._latest = counts
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Moves, victims and cut steps since the gateway started."""
+        moves, victims, cut_steps = (old + new for old, new in zip(self._before, self._latest, strict=True))
+        return moves, victims, cut_steps
+
+
+class MomentCollector(Collector):
+    """Reads ``Sources`` at every scrape."""
+
+    def __init__(self, sources: Sources, restarts: Callable[[], int], counts: EngineCounts) -> None:
+        self._sources = sources
+        self._restarts = restarts
+        self._counts = counts
+        self._reasons: set[str] = set()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._lanes()
+        up = self._sources.ready() is not None
+        yield GaugeMetricFamily("headrace_engine_up", "1 while the engine is ready", value=float(up))
+        yield CounterMetricFamily(
+            "headrace_engine_restarts", "Times the engine became ready again", value=self._restarts()
+        )
+        load = self._sources.load()
+        if load is not None:
+            self._counts.seen(load)
+            yield from _gauges(load)
+            yield from _counters(*self._counts.totals)
+            if load.strategy:
+                yield self._strategy(load)
+
+    def _lanes(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily("headrace_requests_running", "Sequences generating tokens", labels=["lane"])
+        waiting = GaugeMetricFamily(
+            "headrace_requests_waiting", "Sequences admitted, without a token yet", labels=["lane"]
+        )
+        for lane, count in sorted(self._sources.lanes().items()):
+            running.add_metric([lane], count.running)
+            waiting.add_metric([lane], count.held + count.waiting)
+        yield running
+        yield waiting
+        lengths = GaugeMetricFamily(
+            "headrace_expected_output_tokens",
+            "Learned length of answers: their recency-weighted mean, and what nine of ten do not exceed",
+            labels=["lane", "statistic"],
+        )
+        for lane, length in sorted(self._sources.lengths().items()):
+            lengths.add_metric([lane, "mean"], length.expected_tokens)
+            lengths.add_metric([lane, "p90"], length.likely_tokens)
+        yield lengths
+        errors = GaugeMetricFamily(
+            "headrace_ttft_prediction_error_ratio",
+            "Typical relative error of the latest predictions of time to first token, 1 at most",
+            labels=["lane"],
+        )
+        for lane, error in sorted(self._sources.ttft_errors().items()):
+            errors.add_metric([lane], error)
+        yield errors
+
+    def _strategy(self, load: EngineLoad) -> Metric:
+        """Of a reason, the kind of traffic that it begins with; its figures would be labels without end, and so
+        only so many become labels at all."""
+        reason = _REASON_END.split(load.reason, maxsplit=1)[0].strip()[:80]
+        if reason not in self._reasons and len(self._reasons) >= _MOST_REASONS:
+            reason = OTHER
+        self._reasons.add(reason)
+        family = GaugeMetricFamily(
+            "headrace_scheduling_strategy",
+            "1 for the strategy that decided the last step, and why it was chosen",
+            labels=["strategy", "reason"],
+        )
+        family.add_metric([load.strategy if load.strategy in _STRATEGIES else OTHER, reason], 1)
+        return family
+
+
+def _gauges(load: EngineLoad) -> Iterator[Metric]:
+    ratio = load.kv_used_tokens / load.kv_total_tokens if load.kv_total_tokens else 0.0
+    for name, text, value in (
+        ("engine_threads", "Threads that the last step was computed with", load.threads),
+        (
+            "step_prediction_error_ratio",
+            "Typical relative error of the engine's latest predictions of step time",
+            load.step_error,
+        ),
+        ("batch_cap", "Sequences beyond which a larger batch only adds step time (0: not known)", load.batch_cap),
+        ("slot_fragmentation_ratio", "Holes among the streams in use, of the worst band", load.fragmentation),
+        ("parked_sequences", "Preempted sequences whose KV waits outside the streams", load.parked),
+        ("kv_used_tokens", "KV cells in use", load.kv_used_tokens),
+        ("kv_used_bytes", "Bytes of KV memory in use", load.kv_used_bytes),
+        ("kv_used_ratio", "KV cells in use, of all", ratio),
+    ):
+        yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
+
+
+def _counters(moves: int, victims: int, cut_steps: int) -> Iterator[Metric]:
+    for name, text, value in (
+        ("slot_moves", "Sequences moved to another stream to close a hole", moves),
+        ("preemptions", "Running sequences that had to give up their stream", victims),
+        ("cut_steps", "Steps ended early for something urgent", cut_steps),
+    ):
+        yield CounterMetricFamily(f"headrace_{name}", text, value=value)
