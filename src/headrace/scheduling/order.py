@@ -40,6 +40,8 @@ LATE_S: Final = 5.0
 """How much later a sequence ranks once its deadline is lost: long enough that a burst's on-time requests pass, short
 enough that the late ones do not wait for the end of the overload."""
 VIRTUAL_LIMIT_S: Final = 100.0
+ACTIVE_S: Final = 10.0
+"""A lane shares the engine for so long after an arrival."""
 _POINTS_PER_AGEING: Final = 10
 
 GroupKey = tuple[str, str | None, int]
@@ -101,6 +103,7 @@ class WaitingQueue(Collection[SequenceState]):
         self._where: dict[str, tuple[GroupKey, SequenceState]] = {}
         self._clocks: dict[tuple[str, str | None], float] = {}
         self._tenants: dict[tuple[str, str | None], int] = {}
+        self._seen_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._where)
@@ -190,21 +193,22 @@ class WaitingQueue(Collection[SequenceState]):
     def _virtual_arrival_s(self, sequence: SequenceState, rates: ServiceRates) -> float:
         owner = (sequence.lane, sequence.tenant)
         service_s = (
-            sequence.uncached_tokens * rates.prefill_token_s
-            + sequence.output_tokens_to_expect * rates.decode_token_s
+            sequence.uncached_tokens * rates.prefill_token_s + sequence.output_tokens_to_expect * rates.decode_token_s
         )
+        self._seen_s[sequence.lane] = max(sequence.arrived_s, self._seen_s.get(sequence.lane, sequence.arrived_s))
         before_s = self._clocks.get(owner)
         virtual_s = sequence.arrived_s
         if before_s is not None:
-            virtual_s = max(virtual_s, before_s + service_s / self._part(owner))
+            virtual_s = max(virtual_s, before_s + service_s / self._part(owner, sequence.arrived_s - ACTIVE_S))
         self._clocks[owner] = min(virtual_s, sequence.arrived_s + VIRTUAL_LIMIT_S)
         return virtual_s
 
-    def _part(self, owner: tuple[str, str | None]) -> float:
-        """The part of the engine that is this tenant's in this lane: the lane's weight among lanes that wait, divided
-        by the lane's tenants that wait."""
+    def _part(self, owner: tuple[str, str | None], since_s: float) -> float:
+        """The part of the engine that is this tenant's in this lane: the lane's weight among lanes that wait or had an
+        arrival lately, divided by the lane's tenants that wait."""
         weights = self._knobs.lane_weights
-        lanes = {lane for lane, _ in self._tenants} | {owner[0]}
+        # A lane that is served at once hardly ever waits: it counts all the same, or others would take its part.
+        lanes = {lane for lane, _ in self._tenants} | {lane for lane, at_s in self._seen_s.items() if at_s >= since_s}
         tenants = sum(1 for lane, _ in self._tenants if lane == owner[0]) + (owner not in self._tenants)
         total = sum(weights.get(lane, 1.0) for lane in lanes)
         return weights.get(owner[0], 1.0) / total / max(1, tenants)
