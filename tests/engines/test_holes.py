@@ -11,6 +11,7 @@ import pytest
 from headrace.engines.llama.context import Batch, Context
 from headrace.messages.engine import StepOutput, Submit
 from headrace.scheduling.bands import Band
+from headrace.scheduling.cost import CostModel, CostPrior
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.step import SchedulerState, StepPlan
 from tests.engines.harness import (
@@ -177,6 +178,35 @@ def test_where_a_padding_row_cannot_be_removed_its_owner_is_computed_again(
         results = run(core, submits(tiny, 3), each_step=sound(core))
     assert len(padding) == 1
     assert_all_same_or_near_tie(results, expected)
+
+
+def test_a_wrong_prediction_of_the_filled_batch_is_corrected_by_trying_it(
+    tiny: Model, padding: list[tuple[int, int]]
+) -> None:
+    """Three rows are believed to take longer than two passes, and do not: after trials they are the choice."""
+    now_s = 0.0
+
+    def decode(context: Context, cut: object = None) -> bool:
+        nonlocal now_s
+        now_s += 0.1 + 0.001 * context.batch.size  # what a pass really takes
+        return original(context)
+
+    original = Context.decode
+    with pytest.MonkeyPatch.context() as patch, engine_core(tiny, BAND, limits=SMALL_CHUNKS) as core:
+        core._clock = lambda: now_s
+        core.costs.model = CostModel(CostPrior(single_decode_s=0.1, prefill_tokens_per_s=10.0, overhead_s=0.0))
+        patch.setattr(Context, "decode", decode)
+        for submit in even(tiny)[:3]:
+            core.submit(msgspec.structs.replace(submit, max_tokens=240))
+        core.step()
+        core.abort("r1")
+        counts = []
+        for _ in range(180):
+            before = len(padding)
+            core.step()
+            counts.append(len(padding) - before)
+    assert counts[0] == 0, "believed to be dear"
+    assert sum(counts[-20:]) == 20, "known to be cheap"
 
 
 @pytest.mark.model

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.llama.runs import ALONE_TOKENS, Run, consecutive, decode_runs, prefill_groups
+from headrace.engines.llama.runs import ALONE_TOKENS, Run, consecutive, decode_runs, prefill_groups, trial_runs
 
 
 class Line:
@@ -118,3 +118,15 @@ def test_a_large_chunk_is_computed_alone_and_small_ones_together() -> None:
         [(2, ALONE_TOKENS)],
         [(3, 5)],
     ]
+
+
+def test_the_widest_batch_is_tried_while_it_is_not_predicted_to_be_far_too_slow() -> None:
+    """A prediction that is too high can only be corrected by computing it."""
+    contexts, idle = {0: 5, 2: 5}, {1: 0}
+    times = Line(0.9, 1.0)  # two passes of a row: 3.8 s; one of three rows: 3.9 s
+    chosen = decode_runs(contexts, idle, times, most_rows=512)
+    assert len(chosen) == 2
+    tried = trial_runs(chosen, contexts, idle, times, most_rows=512, at_most=1.1)
+    assert tried == (Run((0, 2), (1,)),)
+    assert trial_runs(chosen, contexts, idle, times, most_rows=512, at_most=1.01) == chosen
+    assert trial_runs(tried, contexts, idle, times, most_rows=512, at_most=9.0) == tried

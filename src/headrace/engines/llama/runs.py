@@ -80,6 +80,44 @@ def decode_runs(
     return tuple(reversed(joined))
 
 
+class _PassesCost:
+    """Times by which the fewest passes are best."""
+
+    def call_s(self, rows: int, context_tokens: int = 0, pairs: int = 0) -> float:
+        return 1.0
+
+    def move_s(self, tokens: int, band: int) -> float:
+        return 0.0
+
+
+def trial_runs(
+    chosen: tuple[Run, ...],
+    contexts: Mapping[int, int],
+    fillable: Mapping[int, int],
+    times: StepTimes,
+    *,
+    most_rows: int,
+    at_most: float,
+) -> tuple[Run, ...]:
+    """The way with the fewest passes, worth trying once although ``chosen`` is predicted to be faster, while it is
+    predicted to take at most ``at_most`` times as long; else ``chosen``. A size of batch that is never computed is
+    never learned, and a prediction that is too high would keep it so for ever."""
+    fewest = decode_runs(contexts, fillable, _PassesCost(), most_rows=most_rows)
+    if len(fewest) == len(chosen):
+        return chosen
+    cells = {**contexts, **fillable}
+
+    def predicted_s(runs: tuple[Run, ...]) -> float:
+        return sum(
+            [
+                times.call_s(len(rows), sum([cells[stream] for stream in rows]))
+                for rows in [(*run.streams, *run.padding) for run in runs]
+            ]
+        )
+
+    return fewest if predicted_s(fewest) <= at_most * predicted_s(chosen) else chosen
+
+
 def prefill_groups(chunks: Sequence[tuple[int, int]], micro_batch_tokens: int) -> list[list[tuple[int, int]]]:
     """The passes that compute ``chunks`` ((stream, tokens), ascending streams), each as (stream, tokens) pairs.
 
