@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
@@ -74,10 +75,15 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def llama(
-    path: Path, timeouts: EngineTimeouts | None = None, *, clock: Callable[[], float] = time.monotonic
+    path: Path,
+    timeouts: EngineTimeouts | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    prefix_cache: bool = True,
 ) -> AsyncIterator[LlamaEngine]:
     """A started embedded engine, closed at the end."""
-    engine = LlamaEngine(start_message(path), timeouts or EngineTimeouts(), clock=clock)
+    start = msgspec.structs.replace(start_message(path), prefix_cache=prefix_cache)
+    engine = LlamaEngine(start, timeouts or EngineTimeouts(), clock=clock)
     await engine.start()
     try:
         yield engine

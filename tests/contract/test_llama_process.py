@@ -290,7 +290,7 @@ async def test_a_start_that_takes_too_long_is_given_up(tiny_gguf: Path) -> None:
 
 async def test_a_knob_bounds_the_next_steps(tiny_gguf: Path, step_sizes: list[int]) -> None:
     """A prompt of 60 tokens needs one step with the first limits and twenty with three tokens a step."""
-    async with llama(tiny_gguf) as engine:
+    async with llama(tiny_gguf, prefix_cache=False) as engine:
         bench = Bench(engine, itertools.count())
         await bench.outputs(bench.request(prompt_tokens=60, max_tokens=2))
         assert max(step_sizes) == 60

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.library import Library
+from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
@@ -96,6 +97,7 @@ def engine_core(
     limits: SchedulingKnobs = DEFAULT_LIMITS,
     threads: int = THREADS,
     policy: StepPolicy | None = None,
+    prefix: PrefixRules = PREFIX_DEFAULT,
 ) -> Iterator[EngineCore]:
     """A core over ``bands``, closed at the end."""
     budget = fit_bands(bands, model.weights.kv_bytes_per_token(), 1 << 34, 1 << 20)
@@ -107,6 +109,7 @@ def engine_core(
         policy or DecodeFirst(),
         knobs=limits,
         threads=threads,
+        prefix=prefix,
     )
     try:
         yield core

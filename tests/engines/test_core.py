@@ -369,8 +369,12 @@ def test_the_self_check_notices_damage(core: EngineCore) -> None:
     del core.residents.running["r"]
     assert "owned by 0 running" in (core.check_integrity() or "")
     core.residents.slots.release(slot, "r")
-    assert "free but not empty" in (core.check_integrity() or "")
+    core.residents.reuse.ended(slot, 0.0)
+    assert core.check_integrity() is None
+    assert core.context(0).take_back(slot.stream, 3)
+    assert "is free with 5 tokens kept, libllama holds 3" in (core.check_integrity() or "")
     core.context(0).clear_stream(slot.stream)
+    core.residents.reuse.cleared(slot)
     assert core.check_integrity() is None
     sequence.close()
 

@@ -18,6 +18,7 @@ import pytest
 
 from headrace.engines.llama.context import Batch, Context
 from headrace.engines.llama.core import EngineCore
+from headrace.engines.llama.prefix import PrefixRules
 from headrace.messages.engine import SamplingParams
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -314,7 +315,7 @@ def test_every_sequence_is_fed_its_own_tokens_and_answered_from_its_own_logits(
         for step in range(0, 24, 4)
     }
     recorder = Recorder()
-    with engine_core(tiny, band, limits=limits) as core:
+    with engine_core(tiny, band, limits=limits, prefix=PrefixRules(enabled=False)) as core:
         core.context(0)
         core.one_by_one_limit = one_by_one_limit
         recorder.watch(core, monkeypatch)

@@ -113,6 +113,8 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         threads=engine.threads,
         gpu_layers=engine.gpu_layers,
         self_measure=engine.self_measure,
+        prefix_cache=engine.prefix_cache,
+        prefix_sharing=engine.prefix_sharing,
     )
 
 

@@ -127,6 +127,13 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 "An engine with work that reports no step for this long is taken for hung and restarted."
             ),
             "self_measure": Note("Whether to measure this machine at start and say which lane targets it can meet."),
+            "prefix_cache": Note(
+                "Whether a prompt begins with the KV of the same first tokens where a stream still holds it."
+            ),
+            "prefix_sharing": Note(
+                "Within what prompts share KV: tenant, so that no time to a first token tells anything of another"
+                " tenant's prompts, or all."
+            ),
         },
         BandConfig: {
             "max_context_tokens": _tokens("The longest sequence (prompt and output) of the band.", minimum=16),

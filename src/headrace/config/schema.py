@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import Lane
+from headrace.messages.engine import PrefixSharing
 from headrace.scheduling.knobs import SchedulingKnobs, Strategy
 
 _LIVE: Final = SchedulingKnobs()
@@ -112,7 +113,8 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine. ``threads`` None: as many as there are cores, lowered while other processes keep
     cores busy. ``memory_budget_bytes`` None: half of the memory that is free at start; it bounds KV memory.
-    An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and restarted."""
+    An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and restarted.
+    ``prefix_sharing``: whose requests may begin with KV that another one's prompt left."""
 
     threads: int | None = None
     memory_budget_bytes: int | None = None
@@ -127,6 +129,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 120.0
     self_measure: bool = True
+    prefix_cache: bool = True
+    prefix_sharing: PrefixSharing = "tenant"
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,8 @@ Each way costs its own time, to get the prefix and compute the rest of the promp
 | ``compute`` everything | nothing | the stream |
 
 The least sum wins; a way whose own time is not below computing everything is never taken. At least one prompt token,
-the last, is always computed: its logits give the first output token.
+the last, is always computed: its logits give the first output token. A sequence with parked KV never begins with less
+than that: it was planned with it, and text that goes on from the same KV cannot turn at a near tie.
 
 **Which stream.** A stream costs what its resident is worth (nothing when it is empty), plus the move that will sooner
 or later close the gap when it touches no live stream: libllama computes only consecutive streams together, so a
@@ -165,14 +166,16 @@ def place(
             best_s = own_s + others_s
             best = Placement(Slot(band, stream), Source(kind, holder, tokens, own_s, all_s - own_s))
 
-    if parked_tokens > 0:
-        tokens = min(parked_tokens, prompt_tokens - 1)
-        own_s = _RESTORE_SHARE * times.carry_s(parked_tokens) + times.compute_s(tokens, prompt_tokens)
-        offer("restore", None, tokens, choices[0].stream, own_s, choices[0].cost_s)
+    least = 1
+    if parked_tokens > 0 and prompt_tokens > 1:
+        least = min(parked_tokens, prompt_tokens - 1)
+        own_s = _RESTORE_SHARE * times.carry_s(parked_tokens) + times.compute_s(least, prompt_tokens)
+        best_s = own_s + choices[0].cost_s
+        best = Placement(best.slot, Source("restore", None, least, own_s, max(0.0, all_s - own_s)))
     common, rest_s = 0, all_s
     for candidate in candidates:
         tokens = min(candidate.tokens, prompt_tokens - 1)
-        if tokens <= 0:
+        if tokens < least:
             break
         if tokens != common:  # many hold the same system prompt
             common, rest_s = tokens, times.compute_s(tokens, prompt_tokens)

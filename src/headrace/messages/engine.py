@@ -14,6 +14,8 @@ from msgspec import Struct
 from headrace.scheduling.knobs import SchedulingKnobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+PrefixSharing = Literal["tenant", "all"]
+"""Whose requests may begin with KV that another one's prompt left: the same tenant's, or everybody's."""
 
 
 class SamplingParams(Struct, frozen=True, omit_defaults=True):
@@ -46,7 +48,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
 class Start(Struct, frozen=True, tag="start"):
     """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences).
 
-    ``threads`` None leaves the number to the engine, which then follows what other processes use.
+    ``threads`` None leaves the number to the engine, which then follows what other processes use. ``prefix_cache``
+    lets sequences begin with the KV that others have of the same first tokens, within ``prefix_sharing``.
     """
 
     model_path: str
@@ -57,6 +60,8 @@ class Start(Struct, frozen=True, tag="start"):
     threads: int | None = None
     gpu_layers: int = 0
     self_measure: bool = True
+    prefix_cache: bool = True
+    prefix_sharing: PrefixSharing = "tenant"
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -133,7 +138,8 @@ class SequenceOutput(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     ``text`` is complete UTF-8 and never contains a part of a stop string; it may be empty while bytes are
     held back. ``token_ids`` are the tokens sampled in this step (normally one). On the last output
-    ``finish`` is set and every held-back byte has been released.
+    ``finish`` is set and every held-back byte has been released. The first output carries ``queue_wait_s`` and
+    ``cached_tokens``: how many prompt tokens did not have to be computed.
     """
 
     request_id: str
@@ -166,7 +172,11 @@ class EngineLoad(Struct, frozen=True):
     of all running sequences and one more (0: not known yet). ``batch_cap`` is where the knee of step time is,
     ``fragmentation`` the largest share of holes in a band, ``parked`` sequences whose KV waits outside the streams.
     ``moves``, ``victims`` and ``cut_steps`` (ended early for something urgent) count since the engine started.
-    ``strategy`` decided the last step, for ``reason``."""
+    ``strategy`` decided the last step, for ``reason``.
+
+    Of prompts that began since the engine started: ``prefix_query_tokens`` are their tokens, ``prefix_hit_tokens``
+    those that did not have to be computed, ``prefix_saved_s`` the engine time that this saved, by prediction.
+    ``idle_residents`` streams keep the KV of sequences that have ended, ``idle_resident_tokens`` in all."""
 
     running: int
     waiting: int
@@ -190,6 +200,11 @@ class EngineLoad(Struct, frozen=True):
     cut_steps: int = 0
     strategy: str = ""
     reason: str = ""
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_saved_s: float = 0.0
+    idle_residents: int = 0
+    idle_resident_tokens: int = 0
 
 
 class BandPlan(Struct, frozen=True):

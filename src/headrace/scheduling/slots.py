@@ -34,25 +34,29 @@ class SlotTable:
         """The request id that owns ``slot``, or None."""
         return self._owners[slot.band].get(slot.stream)
 
-    def take(self, band: int, request_id: str) -> Slot:
-        """Give the lowest free stream of ``band`` to ``request_id``. Raises ValueError when none is free."""
-        if not self._free[band]:
+    def take(self, band: int, request_id: str, stream: int | None = None) -> Slot:
+        """Give a free stream of ``band`` to ``request_id``: ``stream``, or the lowest one. Raises ValueError when none
+        is free, or ``stream`` is not."""
+        free = self._free[band]
+        if not free:
             raise ValueError(f"band {band} has no free stream for {request_id}")
-        stream = heapq.heappop(self._free[band])
+        if stream is None or stream == free[0]:
+            stream = heapq.heappop(free)
+        elif stream in free:
+            free.remove(stream)
+            heapq.heapify(free)
+        else:
+            raise ValueError(f"stream {stream} of band {band} is not free for {request_id}")
         self._owners[band][stream] = request_id
         return Slot(band, stream)
 
     def move(self, slot: Slot, stream: int, request_id: str) -> Slot:
         """Give ``request_id`` the free stream ``stream`` of its band in exchange for ``slot``. Raises ValueError when
         that stream is not free or ``request_id`` does not own ``slot``."""
-        free = self._free[slot.band]
-        if stream not in free:
+        if stream not in self._free[slot.band]:
             raise ValueError(f"stream {stream} of band {slot.band} is not free for {request_id}")
         self.release(slot, request_id)
-        free.remove(stream)
-        heapq.heapify(free)
-        self._owners[slot.band][stream] = request_id
-        return Slot(slot.band, stream)
+        return self.take(slot.band, request_id, stream)
 
     def release(self, slot: Slot, request_id: str) -> None:
         """Take ``slot`` back from ``request_id``. Raises ValueError when it is not the owner."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.parking import ParkedState
+from headrace.engines.llama.placing import Placer, load_state
 from headrace.engines.llama.residents import Residents
+from headrace.errors import EngineError
 from headrace.messages.engine import SequenceOutput
 from headrace.scheduling.cost import CostModel
 from headrace.scheduling.order import ServiceRates
+from headrace.scheduling.sequence import Slot
 from headrace.scheduling.step import StepPlan
 
 
@@ -20,6 +24,7 @@ class Applier:
     def __init__(self, residents: Residents, clock: Callable[[], float]) -> None:
         self._residents = residents
         self._clock = clock
+        self._placer = Placer(residents, clock)
         self.moves = 0
         self.victims = 0
 
@@ -30,9 +35,11 @@ class Applier:
         model: CostModel,
         rates: Callable[[], ServiceRates],
         outputs: list[SequenceOutput],
+        *,
+        chunk_tokens: int,
     ) -> None:
         """Victims, moves, admissions, promotions, in this order. Sequences that cannot be carried on (no memory for
-        their band's context) end with an error."""
+        their band's context) end with an error. ``chunk_tokens`` is how much of a prompt a step computes."""
         residents = self._residents
         for request_id in plan.victims:
             residents.evict(residents.running[request_id], rates())
@@ -40,61 +47,70 @@ class Applier:
         for move in plan.moves:
             sequence = residents.running[move.request_id]
             with residents.ending_on_error(sequence, outputs):
-                self._move(sequence, move.stream, model)
+                self._move(sequence, move.stream, now_s, model, chunk_tokens)
         for admission in plan.admissions:
-            sequence = residents.admit(admission.request_id, admission.band, now_s)
-            parked = residents.parking.take(admission.request_id)
-            if parked is not None:
-                with residents.ending_on_error(sequence, outputs):
-                    self._load(sequence, parked)
+            sequence = residents.waiting[admission.request_id]
+            with residents.ending_on_error(sequence, outputs):
+                self._placer.begin(sequence, admission.band, now_s, model, chunk_tokens)
         for promotion in plan.promotions:
             promoted = residents.running.get(promotion.request_id)
             if promoted is not None:  # it may have failed while this plan was being applied
                 with residents.ending_on_error(promoted, outputs):
-                    self._promote(promoted, promotion.band)
+                    self._promote(promoted, promotion.band, now_s, model, chunk_tokens)
 
-    def _move(self, sequence: LiveSequence, stream: int, model: CostModel) -> None:
-        """To another stream of the same band."""
+    def _move(self, sequence: LiveSequence, stream: int, now_s: float, model: CostModel, chunk_tokens: int) -> None:
+        """To another stream of the same band. A resident there that is worth it comes here in exchange."""
         started_s = self._clock()
+        residents, reuse = self._residents, self._residents.reuse
         old = sequence.state.slot
         assert old is not None
-        context = self._residents.context(old.band)
-        tokens = sequence.state.computed_tokens
+        context = residents.context(old.band)
+        residents.account(sequence)
+        tokens, carried = sequence.state.computed_tokens, sequence.state.computed_tokens
+        resident: memoryview | None = None
+        if reuse.worth_keeping(Slot(old.band, stream), now_s, model, chunk_tokens=chunk_tokens):
+            with contextlib.suppress(EngineError):  # then it is given up
+                resident = context.save_stream(stream)
+                carried += reuse.tokens(Slot(old.band, stream))
         data = context.save_stream(old.stream, reuse=True) if tokens else None
-        sequence.state.slot = self._residents.slots.move(old, stream, sequence.request_id)
+        new = sequence.state.slot = residents.slots.move(old, stream, sequence.request_id)
         context.clear_stream(old.stream)
+        context.clear_stream(new.stream)
+        if resident is None:
+            reuse.moved(old, new)
+        else:
+            reuse.exchanged(old, new)
+            if not context.load_stream(old.stream, resident):
+                context.clear_stream(old.stream)
+                reuse.cleared(old)
         if data is not None:
-            if not context.load_stream(stream, data):
-                context.clear_stream(stream)
-                sequence.state.computed_tokens = 0
-            model.learn_move(old.band, self._clock() - started_s, tokens)
+            if not context.load_stream(new.stream, data):
+                self._restart(sequence)
+            model.learn_move(old.band, self._clock() - started_s, carried)
         self.moves += 1
 
-    def _load(self, sequence: LiveSequence, parked: ParkedState) -> None:
-        """Fill the stream that the sequence has got. Raises EngineError when its context cannot be created."""
+    def _restart(self, sequence: LiveSequence) -> None:
+        """Its KV was lost: everything is computed again, in the stream where it is."""
         slot = sequence.state.slot
         assert slot is not None
-        context = self._residents.context(slot.band)
-        data = parked.for_context(context.band.max_sequences)
-        fits = sequence.state.computed_tokens <= context.band.max_context_tokens
-        if not fits or data is None or not context.load_stream(slot.stream, data):
-            context.clear_stream(slot.stream)
-            sequence.state.computed_tokens = 0
+        self._residents.context(slot.band).clear_stream(slot.stream)
+        self._residents.reuse.restarted(slot)
+        sequence.state.computed_tokens = 0
 
-    def _promote(self, sequence: LiveSequence, band: int) -> None:
+    def _promote(self, sequence: LiveSequence, band: int, now_s: float, model: CostModel, chunk_tokens: int) -> None:
         """To a longer band. Raises EngineError when the band's context cannot be created."""
         residents = self._residents
         old = sequence.state.slot
         assert old is not None
-        source = residents.context(old.band)
-        residents.context(band)  # before anything is given up
-        state = ParkedState(
-            source.save_stream(old.stream, reuse=True),
-            old.stream,
-            source.band.max_sequences,
-            sequence.state.computed_tokens,
-        )
+        source, target = residents.context(old.band), residents.context(band)  # before anything is given up
+        residents.account(sequence)
+        tokens = sequence.state.computed_tokens
+        new = residents.reuse.best_stream(band, tokens, now_s, model, chunk_tokens=chunk_tokens)
+        state = ParkedState(source.save_stream(old.stream, reuse=True), old.stream, source.band.max_sequences, tokens)
         source.clear_stream(old.stream)
+        target.clear_stream(new.stream)
         residents.slots.release(old, sequence.request_id)
-        sequence.state.slot = residents.slots.take(band, sequence.request_id)
-        self._load(sequence, state)
+        sequence.state.slot = residents.slots.take(band, sequence.request_id, new.stream)
+        residents.reuse.moved(old, new)
+        if tokens and not load_state(target, new.stream, state):
+            self._restart(sequence)

@@ -12,6 +12,7 @@ import psutil
 from headrace.engines.llama import library as llama_library
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.measure import measure, one_by_one_limit
+from headrace.engines.llama.prefix import PrefixRules
 from headrace.engines.llama.threads import CpuReader, check_threads
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
@@ -52,6 +53,7 @@ def build(start: Start) -> Engine:
         policy_for(start.scheduling.strategy),
         knobs=start.scheduling,
         threads=max_threads,
+        prefix=PrefixRules(start.prefix_cache, start.prefix_sharing),
     )
     first = core.context(0)
     reading = reader.read(time.monotonic())

@@ -190,6 +190,11 @@ class Context:
         undefined and must be cleared."""
         return bool(self._api.llama_memory_seq_rm(self._memory, stream, position, -1))
 
+    def begins_at_0(self, stream: int) -> bool:
+        """Whether a stream still has its first position. Memory with a sliding window gives cells outside of it to
+        others: what is then left after ``take_back`` may lack cells inside the window of the new end."""
+        return int(self._api.llama_memory_seq_pos_min(self._memory, stream)) == 0
+
     def stream_tokens(self, stream: int) -> int:
         """How many positions libllama itself says a stream holds."""
         return int(self._api.llama_memory_seq_pos_max(self._memory, stream)) + 1

@@ -17,6 +17,7 @@ from headrace.engines.llama.context import Context
 from headrace.engines.llama.forward import Forward
 from headrace.engines.llama.live import LiveSequence, prompt_problem
 from headrace.engines.llama.load_report import LoadReport
+from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
@@ -55,6 +56,7 @@ class EngineCore:
         *,
         knobs: SchedulingKnobs,
         threads: int,
+        prefix: PrefixRules = PREFIX_DEFAULT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._library = library
@@ -65,7 +67,7 @@ class EngineCore:
         self._step_tokens_capacity = knobs.step_tokens
         self.max_context_tokens = budget.bands[-1].max_context_tokens
         self.costs = StepCosts(CostModel())
-        self.residents = Residents(library, weights, budget, knobs)
+        self.residents = Residents(library, weights, budget, knobs, prefix, self.now_s)
         self.applier = Applier(self.residents, self.now_s)
         self.forward = Forward(self.residents, vocabulary, self.costs, self.now_s, threads)
         self._report = LoadReport(self.residents, self.applier, self.forward, budget.bytes_per_token)
@@ -175,7 +177,9 @@ class EngineCore:
         started_s = self._clock()
         plan = self._policy.plan(self._scheduler_state(started_s))
         outputs, self._ended = self._ended, []
-        self.applier.apply(plan, started_s, self.costs.model, self._rates, outputs)
+        self.applier.apply(
+            plan, started_s, self.costs.model, self._rates, outputs, chunk_tokens=self.knobs.max_prefill_tokens
+        )
         self.forward.begin_step()
         self.forward.decode(plan, outputs)
         self.forward.prefill(plan, outputs, before_pass=lambda: self._emit(outputs), cut=self.cut)
@@ -202,6 +206,7 @@ class EngineCore:
 
     def _scheduler_state(self, now_s: float) -> SchedulerState:
         residents = self.residents
+        residents.note_cached()
         residents.queue.refresh(now_s)
         return SchedulerState(
             now_s=now_s,

@@ -17,6 +17,7 @@ from headrace.engines.llama.sampling import log_probability
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.errors import EngineError
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import SequenceOutput, TokenLogprob
 from headrace.scheduling.cost import prefill_pairs
 from headrace.scheduling.cut import RunningPass
@@ -159,25 +160,30 @@ class Forward:
         for stream in range(streams[0] + 1, streams[-1]):
             if stream in decoding:
                 continue
-            owner = self._residents.slots.owner(Slot(band, stream))
+            slot = Slot(band, stream)
+            owner = self._residents.slots.owner(slot)
             if owner is None:
-                idle[stream] = 0
-            elif context.can_remove_last:
+                held = self._residents.reuse.tokens(slot)
+            else:
                 held = self._residents.running[owner].state.computed_tokens
-                if held < context.band.max_context_tokens:
-                    idle[stream] = held
+            if (owner is None and not held) or (context.can_remove_last and held < context.band.max_context_tokens):
+                idle[stream] = held
         return idle
 
     def _take_back(self, context: Context, band: int, stream: int, position: int) -> None:
-        """Remove a padding row. Where libllama cannot, its owner's tokens are computed again, and no stream that holds
-        anything is padded any more."""
+        """Remove a padding row. Where libllama cannot, its owner's tokens are computed again, what an ended sequence
+        left is given up, and no stream that holds anything is padded any more."""
         if context.take_back(stream, position):
             return
-        context.can_remove_last = False
+        residents, slot = self._residents, Slot(band, stream)
+        residents.cannot_truncate(context)
         context.clear_stream(stream)
-        owner = self._residents.slots.owner(Slot(band, stream))
-        if owner is not None:
-            self._residents.running[owner].state.computed_tokens = 0
+        owner = residents.slots.owner(slot)
+        if owner is None:
+            residents.reuse.cleared(slot)
+        else:
+            residents.reuse.restarted(slot)
+            residents.running[owner].state.computed_tokens = 0
 
     def _decode_run(
         self,
@@ -210,6 +216,8 @@ class Forward:
                 self._take_back(context, band, stream, position)
         for sequence, index in entries:
             sequence.state.computed_tokens += 1
+            if sequence.state.computed_tokens % KV_BLOCK_TOKENS == 0:
+                self._residents.account(sequence)
             if sequence.state.pending_tokens == 0:  # else its KV was lost on the way: its tokens come again
                 self._sample(context, sequence, index, outputs)
         self._costs.add(batch.size, context_tokens, 0, self._clock() - started_s)
@@ -258,7 +266,9 @@ class Forward:
             assert slot is not None
             # A parked sequence whose KV was refused may be longer than its band; the rest follows its promotion.
             room = self._residents.bands[slot.band].max_context_tokens - sequence.state.computed_tokens
-            work.setdefault(slot.band, {})[slot.stream] = (place, sequence, min(chunk.tokens, room))
+            # Less is pending than planned where more of the prompt was there than the plan knew.
+            tokens = min(chunk.tokens, room, sequence.state.pending_tokens)
+            work.setdefault(slot.band, {})[slot.stream] = (place, sequence, tokens)
         passes: list[_PrefillPass] = []
         for band, by_stream in work.items():
             try:
@@ -309,6 +319,7 @@ class Forward:
             if sequence.request.sampling.prompt_logprobs is not None:
                 self._note_prompt_logprobs(context, sequence, count, index)
             sequence.state.computed_tokens += count
+            self._residents.account(sequence)
             if sequence.state.pending_tokens == 0:
                 self._sample(context, sequence, index, outputs)
         took_s = self._clock() - started_s

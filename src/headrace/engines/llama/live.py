@@ -27,6 +27,8 @@ class LiveSequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     was_cut: bool = False
     """Its next chunk was cut short or put off once and now runs to its end."""
+    cached_tokens: int = 0
+    """Prompt tokens that did not have to be computed when it first got a stream."""
 
     @classmethod
     def start(
@@ -103,7 +105,8 @@ class LiveSequence:
         stop_reason: str | int | None = None,
         error: str | None = None,
     ) -> SequenceOutput:
-        """An output of this sequence; the first one also carries queue wait and prompt log-probabilities."""
+        """An output of this sequence; the first one also carries queue wait, cached tokens and prompt
+        log-probabilities."""
         first = not self.queue_wait_reported
         self.queue_wait_reported = True
         return SequenceOutput(
@@ -116,6 +119,7 @@ class LiveSequence:
             stop_reason=stop_reason,
             error=error,
             prompt_tokens=self.state.prompt_tokens,
+            cached_tokens=self.cached_tokens if first else 0,
             queue_wait_s=self.queue_wait_s if first else None,
         )
 

@@ -40,6 +40,7 @@ class LoadReport:
         """After a step of ``plan`` that took ``step_s``."""
         model, known = costs.model, costs.known
         residents, forward = self._residents, self._forward
+        reuse = residents.reuse
         running = residents.running.values()
         used = sum([s.state.computed_tokens for s in running])
         return EngineLoad(
@@ -49,7 +50,7 @@ class LoadReport:
             kv_total_tokens=self._total_tokens,
             kv_used_bytes=used * self._bytes_per_token,
             kv_total_bytes=self._total_tokens * self._bytes_per_token,
-            waiting_prefill_tokens=sum([s.state.pending_tokens for s in residents.waiting.values()]),
+            waiting_prefill_tokens=sum([s.state.uncached_tokens for s in residents.waiting.values()]),
             step_s=step_s,
             decode_tokens=forward.decode_tokens,
             prefill_tokens=forward.prefill_tokens,
@@ -65,6 +66,11 @@ class LoadReport:
             cut_steps=forward.cut_steps,
             strategy=plan.strategy,
             reason=plan.reason,
+            prefix_query_tokens=reuse.totals.prompt_tokens,
+            prefix_hit_tokens=reuse.totals.cached_tokens,
+            prefix_saved_s=reuse.totals.saved_s,
+            idle_residents=reuse.residents,
+            idle_resident_tokens=reuse.resident_tokens,
         )
 
     def _decode_step_s(self, model: CostModel) -> float:

@@ -48,6 +48,10 @@ class Parking:
             raise ValueError(f"{request_id} is parked already")
         self._states[request_id] = state
 
+    def get(self, request_id: str) -> ParkedState | None:
+        """The state, which stays parked; None when nothing of ``request_id`` is."""
+        return self._states.get(request_id)
+
     def take(self, request_id: str) -> ParkedState | None:
         """Hand the state out and forget it; None when nothing of ``request_id`` is parked."""
         return self._states.pop(request_id, None)

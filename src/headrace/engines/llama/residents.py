@@ -1,32 +1,47 @@
-"""Who is in the engine and what they hold: sequences, their streams, the contexts, parked KV."""
+"""Who is in the engine and what they hold: sequences, their streams, the contexts, parked KV, and the KV that those
+who ended left in streams that nobody needed since."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.parking import ParkedState, Parking
+from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
+from headrace.kv.reuse import PrefixReuse
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import BandPlan, SequenceOutput
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates, WaitingQueue
+from headrace.scheduling.sequence import Slot
 from headrace.scheduling.slots import SlotTable
 
 if TYPE_CHECKING:
     from headrace.engines.llama.library import Library
     from headrace.engines.llama.weights import Weights
     from headrace.kv.budget import BandBudget
+    from headrace.kv.sources import Placement
 
 
 class Residents:
     """Sequences that wait and run, and everything that they own. A running sequence owns a stream; a waiting one
-    owns at most parked KV."""
+    owns at most parked KV. ``reuse`` knows the tokens in every stream: exactly of those that nobody runs in, up to
+    the last whole block of those that decode (``account``)."""
 
-    def __init__(self, library: Library, weights: Weights, budget: BandBudget, knobs: SchedulingKnobs) -> None:
+    def __init__(
+        self,
+        library: Library,
+        weights: Weights,
+        budget: BandBudget,
+        knobs: SchedulingKnobs,
+        prefix: PrefixRules,
+        clock: Callable[[], float],
+    ) -> None:
         self._library = library
         self._weights = weights
         self._budget = budget
@@ -38,6 +53,9 @@ class Residents:
         self.waiting: dict[str, LiveSequence] = {}
         self.running: dict[str, LiveSequence] = {}
         self.parking = Parking()
+        self.prefix = prefix
+        self.reuse = PrefixReuse(budget.bands)
+        self._clock = clock
         self._urgent_alive = 0
         self._urgent_seen_s = -math.inf
 
@@ -47,7 +65,13 @@ class Residents:
         if existing is None:
             existing = Context(self._library, self._weights, self.bands[band], step_tokens=self._step_tokens, threads=1)
             self.contexts[band] = existing
+            if not existing.can_remove_last:
+                self.reuse.can_truncate = False
         return existing
+
+    def cannot_truncate(self, context: Context) -> None:
+        """libllama could not take a stream's last tokens back: it is not asked to again."""
+        context.can_remove_last = self.reuse.can_truncate = False
 
     def get(self, request_id: str) -> LiveSequence | None:
         """The live sequence with this id."""
@@ -63,25 +87,52 @@ class Residents:
 
     def enter(self, sequence: LiveSequence, rates: ServiceRates) -> None:
         """A new sequence begins to wait."""
-        self.waiting[sequence.request_id] = sequence
-        self.queue.add(sequence.state, rates)
+        self._wait(sequence, rates, resumed=False)
         self._urgent_alive += sequence.state.urgent
 
-    def admit(self, request_id: str, band: int, now_s: float) -> LiveSequence:
-        """Give a waiting sequence a stream of ``band``; the stream is empty. Raises KeyError when it does not wait,
-        ValueError when no stream is free."""
-        sequence = self.waiting[request_id]
-        sequence.state.slot = self.slots.take(band, request_id)
+    def _wait(self, sequence: LiveSequence, rates: ServiceRates, *, resumed: bool) -> None:
+        self.waiting[sequence.request_id] = sequence
+        namespace = self.prefix.namespace(sequence.request)
+        group = sequence.state.lane
+        self.reuse.wait(sequence.request_id, namespace, sequence.tokens, group=group, resumed=resumed)
+        self.note_cached()
+        self.queue.add(sequence.state, rates)
+
+    def note_cached(self) -> None:
+        """Bring up to date how much of each waiting prompt somebody holds."""
+        for request_id, tokens in self.reuse.changes():
+            sequence = self.waiting[request_id]
+            # Memory that cannot be cut serves few prompts, and which ones is only found out when they begin.
+            if self.reuse.can_truncate and self.prefix.reusable(sequence.request):
+                sequence.state.cached_tokens = tokens
+
+    def admit(self, sequence: LiveSequence, placement: Placement, kept_tokens: int, now_s: float) -> None:
+        """A waiting sequence runs where it was placed; the stream holds its first ``kept_tokens`` tokens. What was
+        parked of it is dropped. Raises ValueError when the stream is not free."""
+        request_id, state, slot = sequence.request_id, sequence.state, placement.slot
+        state.slot = self.slots.take(slot.band, request_id, slot.stream)
         del self.waiting[request_id]
-        self.queue.discard(sequence.state)
+        self.queue.discard(state)
+        self.parking.take(request_id)
+        self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
+        state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
             sequence.queue_wait_s = max(0.0, now_s - sequence.request.arrived_s)
+            sequence.cached_tokens = kept_tokens
         self.running[request_id] = sequence
-        return sequence
+
+    def account(self, sequence: LiveSequence) -> None:
+        """Tell ``reuse`` what was computed of a running sequence. Asked for after prefill, at every whole block, and
+        before its KV goes somewhere: every token would cost a step more than it is worth."""
+        slot, computed = sequence.state.slot, sequence.state.computed_tokens
+        assert slot is not None
+        known = self.reuse.tokens(slot)
+        if known < computed:
+            self.reuse.computed(slot, sequence.tokens[known:computed])
 
     def evict(self, sequence: LiveSequence, rates: ServiceRates) -> None:
-        """Make a running sequence wait again, its KV parked; where libllama does not hand it out, its tokens are
-        computed again."""
+        """Make a running sequence wait again, its KV parked, and left in its stream until somebody needs that; where
+        libllama does not hand it out, its tokens are computed again."""
         slot = sequence.state.slot
         assert slot is not None
         if sequence.state.computed_tokens:
@@ -97,35 +148,40 @@ class Residents:
                 )
         self._leave_stream(sequence)
         del self.running[sequence.request_id]
-        self.waiting[sequence.request_id] = sequence
-        self.queue.add(sequence.state, rates)
+        self._wait(sequence, rates, resumed=True)
 
-    def _leave_stream(self, sequence: LiveSequence) -> None:
+    def _leave_stream(self, sequence: LiveSequence, *, keep: bool = True) -> None:
+        """Out of a stream, whose KV stays for others with ``keep``."""
         slot = sequence.state.slot
-        if slot is None:
-            return
+        assert slot is not None
         context = self.contexts[slot.band]
-        if context is not None:
-            context.clear_stream(slot.stream)
+        if keep and self.prefix.enabled:
+            self.account(sequence)
+            self.reuse.ended(slot, self._clock())
+        else:
+            if context is not None:
+                context.clear_stream(slot.stream)
+            self.reuse.cleared(slot)
         self.slots.release(slot, sequence.request_id)
         sequence.state.slot = None
 
-    def forget(self, sequence: LiveSequence) -> None:
-        """Give back everything a sequence holds."""
+    def forget(self, sequence: LiveSequence, *, keep: bool = True) -> None:
+        """Give back everything a sequence holds. ``keep``: the KV in its stream is sound and may serve others."""
         if self.waiting.pop(sequence.request_id, None) is not None:
             self.queue.discard(sequence.state)
             self.parking.take(sequence.request_id)
-        self.running.pop(sequence.request_id, None)
-        self._leave_stream(sequence)
+            self.reuse.gone(sequence.request_id)
+        elif self.running.pop(sequence.request_id, None) is not None:
+            self._leave_stream(sequence, keep=keep)
         self._urgent_alive -= sequence.state.urgent
         sequence.close()
 
     def fail(self, sequences: list[LiveSequence], error: EngineError, outputs: list[SequenceOutput]) -> None:
-        """End those of ``sequences`` that run, with ``error``."""
+        """End those of ``sequences`` that have not ended, with ``error``."""
         for sequence in sequences:
-            if sequence.request_id in self.running:
+            if self.get(sequence.request_id) is sequence:
                 outputs.append(sequence.output(finish="error", error=str(error)))
-                self.forget(sequence)
+                self.forget(sequence, keep=False)
 
     @contextlib.contextmanager
     def ending_on_error(self, sequence: LiveSequence, outputs: list[SequenceOutput]) -> Iterator[None]:
@@ -150,6 +206,7 @@ class Residents:
             self.slots.check_integrity()
             or self.queue.check_integrity()
             or self.parking.check_integrity({name: s.state.computed_tokens for name, s in self.waiting.items()})
+            or self.reuse.check_integrity()
         )
         if problem is not None:
             return problem
@@ -166,18 +223,21 @@ class Residents:
             slot = sequence.state.slot
             if slot is None or owners.get(slot) != sequence.request_id:
                 return f"{sequence.request_id} runs in {slot}, which it does not own"
-            context = self.contexts[slot.band]
-            held = context.stream_tokens(slot.stream) if context is not None else 0
-            if held != sequence.state.computed_tokens:
-                return f"{sequence.request_id}: {sequence.state.computed_tokens} tokens computed, libllama holds {held}"
-        used = {(slot.band, slot.stream) for slot in owners}
-        for band, context in enumerate(self.contexts):
-            if context is None:
-                continue
-            for stream in range(self.bands[band].max_sequences):
-                if (band, stream) not in used and context.stream_tokens(stream):
-                    return f"stream {stream} of band {band} is free but not empty"
+            held, computed = self._held(slot), sequence.state.computed_tokens
+            if held != computed:
+                return f"{sequence.request_id}: {computed} tokens computed, libllama holds {held}"
+            if not 0 <= computed - self.reuse.tokens(slot) < KV_BLOCK_TOKENS:
+                return f"{sequence.request_id}: {computed} tokens computed, {self.reuse.tokens(slot)} accounted for"
+        for band, shape in enumerate(self.bands):
+            for slot in [Slot(band, stream) for stream in range(shape.max_sequences)]:
+                held, kept = self._held(slot), self.reuse.tokens(slot)
+                if slot not in owners and held != kept:
+                    return f"{slot} is free with {kept} tokens kept, libllama holds {held}"
         return None
+
+    def _held(self, slot: Slot) -> int:
+        context = self.contexts[slot.band]
+        return context.stream_tokens(slot.stream) if context is not None else 0
 
     def close(self) -> None:
         """Free contexts and samplers."""

@@ -1,0 +1,99 @@
+"""A sequence gets a stream and, where it pays, the KV of its first tokens: taken over, carried, or restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.engines.llama.context import Context
+from headrace.engines.llama.live import LiveSequence
+from headrace.engines.llama.parking import ParkedState
+from headrace.engines.llama.residents import Residents
+from headrace.errors import EngineError
+from headrace.kv.sources import Placement
+from headrace.scheduling.cost import CostModel
+from headrace.scheduling.sequence import Slot
+
+
+class Placer:
+    """Carries out what ``PrefixReuse.place`` chooses. Where libllama refuses, a sequence begins with nothing."""
+
+    def __init__(self, residents: Residents, clock: Callable[[], float]) -> None:
+        self._residents = residents
+        self._clock = clock
+
+    def begin(self, sequence: LiveSequence, band: int, now_s: float, model: CostModel, chunk_tokens: int) -> None:
+        """From now on a waiting sequence runs in ``band``. Raises EngineError when the band's context cannot be
+        created, in which case it waits on; ValueError when no stream is free."""
+        residents = self._residents
+        context = residents.context(band)
+        parked = residents.parking.get(sequence.request_id)
+        placement = residents.reuse.place(
+            sequence.request_id,
+            band,
+            now_s,
+            model,
+            chunk_tokens=chunk_tokens,
+            parked_tokens=0 if parked is None else parked.tokens,
+            reusable=residents.prefix.reusable(sequence.request),
+        )
+        kept_tokens = self._fill(context, placement, parked)
+        residents.admit(sequence, placement, kept_tokens, now_s)
+
+    def _fill(self, context: Context, placement: Placement, parked: ParkedState | None) -> int:
+        """How many of the first tokens the stream holds afterwards; nothing else is in it."""
+        stream, source = placement.slot.stream, placement.source
+        if source.kind != "take_over":
+            context.clear_stream(stream)
+        match source.kind:
+            case "take_over":
+                there = True
+            case "carry":
+                assert source.holder is not None
+                there = self._carry(source.holder, context, stream, source.tokens)
+            case "restore":
+                assert parked is not None
+                there = load_state(context, stream, parked)
+            case _:
+                return 0
+        if there and self._cut(context, stream, source.tokens):
+            return source.tokens
+        context.clear_stream(stream)
+        return 0
+
+    def _carry(self, holder: Slot, context: Context, stream: int, tokens: int) -> bool:
+        """Fill a stream with the state of another one, whoever runs in it."""
+        residents = self._residents
+        started_s = self._clock()
+        owner = residents.slots.owner(holder)
+        if owner is not None:
+            residents.account(residents.running[owner])
+        source, held = residents.context(holder.band), residents.reuse.tokens(holder)
+        try:
+            data = source.save_stream(holder.stream, reuse=True)
+        except EngineError:
+            return False
+        loaded = load_state(context, stream, ParkedState(data, holder.stream, source.band.max_sequences, held))
+        residents.reuse.carry_time.learn(held, self._clock() - started_s)
+        return loaded
+
+    def _cut(self, context: Context, stream: int, tokens: int) -> bool:
+        """Leave the first ``tokens`` tokens of a stream. False when they are not all there, or libllama cannot; the
+        stream is then to be cleared."""
+        held = context.stream_tokens(stream)
+        if held <= tokens:
+            return held == tokens
+        if not context.begins_at_0(stream):
+            return False
+        if context.take_back(stream, tokens):
+            return True
+        self._residents.cannot_truncate(context)
+        return False
+
+
+def load_state(context: Context, stream: int, state: ParkedState) -> bool:
+    """Fill an empty stream; False when the state does not fit or libllama refuses it, in which case the stream must be
+    cleared."""
+    if state.tokens > context.band.max_context_tokens:
+        return False
+    data = state.for_context(context.band.max_sequences)
+    return data is not None and context.load_stream(stream, data)
