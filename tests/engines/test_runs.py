@@ -7,7 +7,15 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.llama.runs import ALONE_TOKENS, Run, consecutive, decode_runs, prefill_groups, trial_runs
+from headrace.engines.llama.runs import (
+    ALONE_TOKENS,
+    Run,
+    consecutive,
+    decode_runs,
+    prefill_groups,
+    trial_runs,
+    widening,
+)
 
 
 class Line:
@@ -130,3 +138,16 @@ def test_the_widest_batch_is_tried_while_it_is_not_predicted_to_be_far_too_slow(
     assert tried == (Run((0, 2), (1,)),)
     assert trial_runs(chosen, contexts, idle, times, most_rows=512, at_most=1.01) == chosen
     assert trial_runs(tried, contexts, idle, times, most_rows=512, at_most=9.0) == tried
+
+
+@given(st.integers(1, 40), st.integers(0, 8), st.integers(1, 64))
+def test_a_batch_is_widened_by_at_most_three_streams_of_its_band(rows: int, first: int, max_sequences: int) -> None:
+    """To a multiple of four rows, with the streams right after it, or not at all."""
+    run = Run(tuple(range(first, first + rows)))
+    wider = widening(run, max_sequences)
+    if wider:
+        assert (rows + len(wider)) % 4 == 0 and len(wider) <= 3
+        assert wider == tuple(range(first + rows, first + rows + len(wider)))
+        assert wider[-1] < max_sequences
+    else:
+        assert rows <= 4 or rows % 4 == 0 or first + rows + (-rows % 4) > max_sequences

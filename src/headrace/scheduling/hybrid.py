@@ -13,7 +13,8 @@ fits (small ones waste the kernels) or nobody needs the time; since slack grows 
 every decode step (``view.ACHIEVABLE_SHARE``), that is at most about ten times as long as such a chunk takes.
 
 A waiting sequence is admitted in the plan that computes its first tokens, not before, so urgency is decided as late
-as possible. When something urgent finds no stream, the least urgent sequence far behind it is parked.
+as possible. When something urgent finds no room, the least urgent sequence far behind it is parked: one without a
+target, or of a tenant that had more than its part.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from headrace.scheduling.order import LATE_S, GroupKey, ServiceRates, WaitingQue
 from headrace.scheduling.placement import promotions_of
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import Admission, Move, PrefillChunk, SchedulerState, StepPlan
-from headrace.scheduling.view import BandView, RunningView, slack_s, view_of
+from headrace.scheduling.view import BandView, RunningView, kept_paces_s, slack_s, view_of
 
 PRESSING_STEPS: Final = 2.0
 """A deadline presses when its prefill must begin within so many of the longest steps: decoders' slack is not waited
 for any more."""
+BATCH_SHARE: Final = 0.6
+"""Of the shortest pace that is kept, what a decode step may take once another sequence has entered."""
 VICTIM_MARGIN_S: Final = 10.0
 """How far behind in rank a sequence must be to be parked for another: parking and coming back cost time, so it must
 not be done for a little."""
@@ -50,7 +53,7 @@ class Hybrid:
     def plan(self, state: SchedulerState) -> StepPlan:
         queue = _queue(state)
         view = view_of(state)
-        room = _BatchRoom(state, view)
+        room = _BatchRoom(state, view, queue)
         promotions, stalled = promotions_of(state, room.streams) if view.full else ((), frozenset())
         victim = _victim(state, queue, view, room)
         if victim is not None:
@@ -146,11 +149,34 @@ def _trim(band: BandView, cap: int) -> None:
 
 
 class _BatchRoom(Room):
-    """``Room`` with the knee of step time: only sequences with a target make a batch larger than that."""
+    """``Room`` with two limits of the batch. Only sequences with a target make it larger than the knee of step time;
+    and nobody may make it so large that its decode step takes more than ``BATCH_SHARE`` of a pace that can be kept now
+    by somebody as urgent as itself: one more would cost them their targets, and what is left of the pace is needed for
+    prefill. For a tenant in debt everybody is as urgent as itself."""
 
-    def __init__(self, state: SchedulerState, view: RunningView) -> None:
+    def __init__(self, state: SchedulerState, view: RunningView, queue: WaitingQueue) -> None:
         super().__init__(state)
+        self._times = state.times
+        self._queue = queue
         self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
+        self._rows = [band.members for band in view.bands]
+        self._cells = [band.context_tokens for band in view.bands]
+        self._takes_s = [
+            state.times.call_s(band.members, band.context_tokens) if band.members else 0.0 for band in view.bands
+        ]
+        self._paces_s = kept_paces_s(view, sum(self._takes_s))
+
+    def in_time(self, sequence: SequenceState, band: int) -> bool:
+        """Whether the batch with it would still leave the paces that are kept now."""
+        if not self._paces_s or not self._rows[band]:
+            return True
+        indebted = self._queue.indebted((sequence.lane, sequence.tenant))
+        paces_s = [s for priority, s in self._paces_s.items() if indebted or priority <= sequence.priority]
+        if not paces_s:
+            return True
+        cells = self._cells[band] + sequence.known_tokens
+        longer_s = self._times.call_s(self._rows[band] + 1, cells) - self._takes_s[band]
+        return sum(self._takes_s) + longer_s <= BATCH_SHARE * min(paces_s)
 
     def has_stream(self, band: int) -> bool:
         """Whether a stream of the band could be given, lanes aside."""
@@ -158,14 +184,17 @@ class _BatchRoom(Room):
 
     def lets_in(self, sequence: SequenceState, band: int) -> bool:
         """Whether it may enter now."""
-        if not self.has_stream(band) or not self.lane_open(sequence.lane):
+        if not self.has_stream(band) or not self.lane_open(sequence.lane) or not self.in_time(sequence, band):
             return False
         return sequence.urgent or self._batch[band] > 0
 
-    def enter(self, lane: str, band: int) -> None:
+    def enter(self, sequence: SequenceState, band: int) -> None:
         """One enters."""
-        self.take(lane, band)
+        self.take(sequence.lane, band)
         self._batch[band] -= 1
+        self._rows[band] += 1
+        self._cells[band] += sequence.known_tokens
+        self._takes_s[band] = self._times.call_s(self._rows[band], self._cells[band])
 
     def give_back(self, victim: SequenceState) -> None:
         """One leaves."""
@@ -173,6 +202,9 @@ class _BatchRoom(Room):
         band = victim.slot.band
         self.streams[band] += 1
         self._batch[band] += 1
+        self._rows[band] -= 1
+        self._cells[band] -= victim.computed_tokens
+        self._takes_s[band] = self._times.call_s(self._rows[band], self._cells[band]) if self._rows[band] else 0.0
         self.sequences += 1
         if victim.lane in self.lanes:
             self.lanes[victim.lane] += 1
@@ -182,24 +214,25 @@ def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room:
     """The running sequence to park for the most urgent one that has a deadline to meet and no stream; None when there
     is no such, or nobody far enough behind it."""
     blocked = [
-        (group.on_time[0], key[2])
+        (group.on_time[0][0] + queue.debt_rank_s(key, group.on_time[0][2]), group.on_time[0][1], key[2])
         for key, group in queue.groups.items()
         if group.on_time
         and group.on_time[0][2].deadline_s is not None
         and key[2] < len(view.bands)
-        and not room.has_stream(key[2])
         and room.lane_open(key[0])
+        and not (room.has_stream(key[2]) and room.in_time(group.on_time[0][2], key[2]))
     ]
     if not blocked:
         return None
-    (rank_s, _, _), band = min(blocked, key=lambda item: item[0][:2])
+    rank_s, _, band = min(blocked)
     below = [
         s
         for s in state.running
         if s.slot is not None
         and s.slot.band == band
         and s.computed_tokens < state.bands[band].max_context_tokens
-        and (s.rank_s or 0.0) > rank_s + VICTIM_MARGIN_S
+        and (not s.urgent or queue.indebted((s.lane, s.tenant)))
+        and (s.rank_s or 0.0) + queue.debt_rank_s((s.lane, s.tenant, band), s) > rank_s + VICTIM_MARGIN_S
     ]
     return max(below, key=lambda s: (s.rank_s or 0.0, s.request_id)) if below else None
 
@@ -223,10 +256,11 @@ def _candidates(state: SchedulerState, queue: WaitingQueue, view: RunningView) -
     for key, group in queue.groups.items():
         if group.on_time:
             rank_s, request_id, sequence = group.on_time[0]
-            found.append((rank_s, request_id, sequence, key, 0, False))
+            found.append((rank_s + queue.debt_rank_s(key, sequence), request_id, sequence, key, 0, False))
         if group.late:
             rank_s, request_id, sequence = group.late[0]
-            found.append((rank_s + LATE_S, request_id, sequence, key, 0, True))
+            rank_s += queue.debt_rank_s(key, sequence) + LATE_S
+            found.append((rank_s, request_id, sequence, key, 0, True))
     heapq.heapify(found)
     return found
 
@@ -267,7 +301,8 @@ class _Prefill:
         entries = queue.groups[key].late if late else queue.groups[key].on_time
         if place < len(entries):
             rank_s, request_id, sequence = entries[place]
-            heapq.heappush(candidates, (rank_s + LATE_S * late, request_id, sequence, key, place, late))
+            rank_s += queue.debt_rank_s(key, sequence) + LATE_S * late
+            heapq.heappush(candidates, (rank_s, request_id, sequence, key, place, late))
 
     def _take(self, sequence: SequenceState, key: GroupKey | None, late: bool) -> bool:
         """Give a sequence its chunk; False when the step is full, or it must wait for slack."""
@@ -303,7 +338,7 @@ class _Prefill:
         return sequence.start_by_s - self._state.now_s < PRESSING_STEPS * self._cap_s
 
     def _admit(self, sequence: SequenceState, key: GroupKey) -> None:
-        self._room.enter(sequence.lane, key[2])
+        self._room.enter(sequence, key[2])
         self.admissions.append(Admission(sequence.request_id, key[2]))
 
     def _fitting(self, allowed_s: float, most: int, done: int) -> int:

@@ -2,27 +2,30 @@
 
 The order is by *rank*, a time in seconds, smallest first::
 
-    rank = virtual arrival + time to its deadline + priority * ageing_s / 10
+    rank = arrival + time to its deadline + priority * ageing_s / 10
 
 Within one priority that is the order of deadlines, which for waiting sequences is the order of slack. Ten points of
 priority weigh ``ageing_s`` of waiting, so whoever waits long enough comes before anything more urgent that arrives
 later: ageing without ever sorting again.
 
-The *virtual arrival* is the real one as long as a tenant stays within its part of its lane's guaranteed share of the
-engine, and later than that when it does not: each request that finds others of the same tenant and lane waiting
-arrives, virtually, when the one before it would have been served at that rate. (VirtualClock: L. Zhang, SIGCOMM
-1990; reset whenever the backlog is gone, so that nobody pays for idle capacity that it used.) A flood therefore only
-delays itself. It is never more than ``VIRTUAL_LIMIT_S`` after the real one.
-
 A sequence whose deadline cannot be met any more (``start_by_s`` has passed) ranks ``LATE_S`` later, behind those of
 its lane that still can.
 
-**Bound.** Sequence A is passed only by sequences that arrive before
+Between lanes and tenants there are shares. A tenant has a part of its lane's guaranteed share of the engine; each of
+its sequences that is admitted moves a clock of its own on by the time that its service takes at that part. How far
+the clock is ahead of the present is its *debt*: what it had beyond its part. A second of debt ranks everything of that
+tenant and lane ``DEBT_WEIGHT`` seconds later, and from ``FULL_DEBT_S`` on its waiting does not count: a backlog that is
+a tenant's own doing does not age. A flood therefore delays itself, and whoever stays within its part is served as if
+there were none. (VirtualClock: L. Zhang, SIGCOMM 1990, with the debt limited to ``DEBT_LIMIT_S`` and forgiven as soon
+as nothing of that tenant waits, so that nobody pays for long for idle capacity that it used.)
 
-    arrival(A) + VIRTUAL_LIMIT_S + LATE_S + time to A's deadline + (priority(A) - p) * ageing_s / 10
+**Bound.** Sequence A of a tenant without debt is passed only by sequences that arrive before
+
+    arrival(A) + LATE_S + time to A's deadline + (priority(A) - p) * ageing_s / 10
 
 where p is the most urgent priority in use: every later one has a larger rank. Finitely many arrive before then and
-each needs finite work, so A is served.
+each needs finite work, so A is served. A tenant in debt has none after at most ``DEBT_LIMIT_S`` without an admission,
+and then its whole age counts: each of its sequences that is before A delays A by at most that much more.
 """
 
 from __future__ import annotations
@@ -34,16 +37,22 @@ from typing import Final
 
 from headrace.scheduling.bands import Band, first_band
 from headrace.scheduling.knobs import SchedulingKnobs
-from headrace.scheduling.sequence import SequenceState
+from headrace.scheduling.sequence import SequenceState, urgency
 
 LATE_S: Final = 5.0
 """How much later a sequence ranks once its deadline is lost: long enough that a burst's on-time requests pass, short
 enough that the late ones do not wait for the end of the overload."""
-VIRTUAL_LIMIT_S: Final = 100.0
+DEBT_LIMIT_S: Final = 20.0
+DEBT_WEIGHT: Final = 5.0
+"""High enough that a flood falls behind the least urgent default lane (some 70 s of rank away) within a few seconds of
+engine time, low enough that a chance cluster of arrivals costs a lane no more than its place among near ones."""
+FULL_DEBT_S: Final = 2.0
 ACTIVE_S: Final = 10.0
 """A lane shares the engine for so long after an arrival."""
 _POINTS_PER_AGEING: Final = 10
 
+Owner = tuple[str, str | None]
+"""Lane, tenant."""
 GroupKey = tuple[str, str | None, int]
 """Lane, tenant, band."""
 
@@ -69,11 +78,10 @@ class Group:
         return len(self.on_time) + len(self.late)
 
 
-def bounded_rank_s(sequence: SequenceState, virtual_s: float, ageing_s: float) -> float:
-    """The rank of a sequence whose virtual arrival is ``virtual_s`` (see the module)."""
-    virtual_s = min(virtual_s, sequence.arrived_s + VIRTUAL_LIMIT_S)
+def natural_rank_s(sequence: SequenceState, ageing_s: float) -> float:
+    """The rank of a sequence without lateness and debt (see the module)."""
     to_deadline_s = 0.0 if sequence.deadline_s is None else max(0.0, sequence.deadline_s - sequence.arrived_s)
-    return virtual_s + to_deadline_s + sequence.priority * ageing_s / _POINTS_PER_AGEING
+    return sequence.arrived_s + to_deadline_s + sequence.priority * ageing_s / _POINTS_PER_AGEING
 
 
 def latest_start_s(sequence: SequenceState, rates: ServiceRates) -> float:
@@ -100,16 +108,18 @@ class WaitingQueue(Collection[SequenceState]):
         self._bands = bands
         self._knobs = knobs
         self.groups: dict[GroupKey, Group] = {}
-        self._where: dict[str, tuple[GroupKey, SequenceState]] = {}
-        self._clocks: dict[tuple[str, str | None], float] = {}
-        self._tenants: dict[tuple[str, str | None], int] = {}
+        self._where: dict[str, tuple[GroupKey, SequenceState, float]] = {}
+        self._clocks_s: dict[Owner, float] = {}
+        self._tenants: dict[Owner, int] = {}
+        self._now_s = float("-inf")
+        self._urgent: list[tuple[int, float, str, SequenceState]] = []
         self._seen_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._where)
 
     def __iter__(self) -> Iterator[SequenceState]:
-        return (sequence for _, sequence in self._where.values())
+        return (sequence for _, sequence, _ in self._where.values())
 
     def __contains__(self, item: object) -> bool:
         return isinstance(item, SequenceState) and item.request_id in self._where
@@ -117,17 +127,48 @@ class WaitingQueue(Collection[SequenceState]):
     def add(self, sequence: SequenceState, rates: ServiceRates) -> None:
         """Take a sequence in; sets its ``rank_s`` and ``start_by_s``. One that comes back (parked) keeps its rank."""
         if sequence.rank_s is None:
-            virtual_s = self._virtual_arrival_s(sequence, rates)
-            sequence.rank_s = bounded_rank_s(sequence, virtual_s, self._knobs.ageing_s)
+            sequence.rank_s = natural_rank_s(sequence, self._knobs.ageing_s)
             sequence.start_by_s = latest_start_s(sequence, rates)
-        self._insert(sequence)
+            self._seen_s[sequence.lane] = max(sequence.arrived_s, self._seen_s.get(sequence.lane, sequence.arrived_s))
+        to_come = max(0, sequence.output_tokens_to_expect - sequence.generated_tokens)
+        service_s = sequence.uncached_tokens * rates.prefill_token_s + to_come * rates.decode_token_s
+        self._insert(sequence, service_s)
+
+    def take(self, sequence: SequenceState, now_s: float) -> None:
+        """A sequence is admitted: it leaves, and its tenant's clock moves on by its service."""
+        found = self._where.get(sequence.request_id)
+        if found is not None:
+            key, _, service_s = found
+            owner = key[:2]
+            clock_s = max(now_s, self._clocks_s.get(owner, now_s))
+            clock_s += service_s / self._part(owner, now_s - ACTIVE_S)
+            self._clocks_s[owner] = min(clock_s, now_s + DEBT_LIMIT_S)
+        self.discard(sequence)
+
+    def debt_rank_s(self, key: GroupKey, sequence: SequenceState) -> float:
+        """How much later the first of a group, ``sequence``, ranks for what its tenant had beyond its part, as of
+        ``refresh``."""
+        debt_s = self._clocks_s.get(key[:2], self._now_s) - self._now_s
+        if not debt_s > 0:
+            return 0.0
+        age_s = max(0.0, self._now_s - sequence.arrived_s)
+        return DEBT_WEIGHT * debt_s + age_s * min(1.0, debt_s / FULL_DEBT_S)
+
+    def indebted(self, owner: Owner) -> bool:
+        """Whether a tenant had so much more than its part of a lane that its waiting does not count."""
+        return self._clocks_s.get(owner, self._now_s) - self._now_s > FULL_DEBT_S
+
+    def by_urgency(self) -> Iterator[SequenceState]:
+        """All of them by priority and arrival alone (``sequence.urgency``), for strategies without deadlines."""
+        return (entry[-1] for entry in self._urgent)
 
     def discard(self, sequence: SequenceState) -> None:
         """Take a sequence out; a no-op when it is not in."""
         found = self._where.pop(sequence.request_id, None)
         if found is None:
             return
-        key, _ = found
+        key, _, _ = found
+        del self._urgent[bisect_left(self._urgent, urgency(sequence))]
         group = self.groups[key]
         entry = (sequence.rank_s or 0.0, sequence.request_id)
         for entries in (group.on_time, group.late):
@@ -141,10 +182,11 @@ class WaitingQueue(Collection[SequenceState]):
         self._tenants[owner] -= 1
         if not self._tenants[owner]:
             del self._tenants[owner]
-            self._clocks.pop(owner, None)  # the backlog is gone: what was used of idle capacity is forgiven
+            self._clocks_s.pop(owner, None)  # the backlog is gone: what was used of idle capacity is forgiven
 
     def refresh(self, now_s: float) -> None:
-        """Put sequences whose deadline was lost since the last call behind the others."""
+        """It is ``now_s``: put sequences whose deadline was lost since the last call behind the others."""
+        self._now_s = now_s
         for group in self.groups.values():
             while group.on_time and group.on_time[0][2].start_by_s < now_s:
                 _, request_id, sequence = group.on_time.pop(0)
@@ -152,15 +194,16 @@ class WaitingQueue(Collection[SequenceState]):
 
     def set_knobs(self, knobs: SchedulingKnobs) -> None:
         """New knobs: bands and the weight of priority may change, so everything is put in order again."""
-        waiting = list(self)
+        waiting = [(sequence, service_s) for _, sequence, service_s in self._where.values()]
         shift_s = (knobs.ageing_s - self._knobs.ageing_s) / _POINTS_PER_AGEING
         self._knobs = knobs
         self.groups.clear()
+        self._urgent.clear()
         self._where.clear()
         self._tenants.clear()
-        for sequence in waiting:
+        for sequence, service_s in waiting:
             sequence.rank_s = (sequence.rank_s or 0.0) + sequence.priority * shift_s
-            self._insert(sequence)
+            self._insert(sequence, service_s)
 
     def check_integrity(self) -> str | None:
         """None when every index agrees; else what is wrong."""
@@ -171,17 +214,20 @@ class WaitingQueue(Collection[SequenceState]):
                     return f"group {key} is not in order"
                 for rank_s, request_id, sequence in entries:
                     found += 1
-                    if self._where.get(request_id) != (key, sequence) or sequence.rank_s != rank_s:
+                    if self._where.get(request_id, ())[:2] != (key, sequence) or sequence.rank_s != rank_s:
                         return f"{request_id} is not where the index says"
+        if found != len(self._urgent) or any((*urgency(s), s) != (*key, s) for *key, s in self._urgent):
+            return "the order by urgency does not agree"
         if found != len(self._where):
             return f"{found} sequences are in groups, {len(self._where)} in the index"
         return None
 
-    def _insert(self, sequence: SequenceState) -> None:
+    def _insert(self, sequence: SequenceState, service_s: float) -> None:
         key = self._key(sequence)
         owner = key[:2]
-        self._where[sequence.request_id] = (key, sequence)
+        self._where[sequence.request_id] = (key, sequence, service_s)
         self._tenants[owner] = self._tenants.get(owner, 0) + 1
+        insort(self._urgent, (*urgency(sequence), sequence), key=lambda entry: entry[:3])
         group = self.groups.setdefault(key, Group())
         insort(group.on_time, (sequence.rank_s or 0.0, sequence.request_id, sequence), key=lambda entry: entry[:2])
 
@@ -190,20 +236,7 @@ class WaitingQueue(Collection[SequenceState]):
         band = first_band(needed, sequence.limit_tokens, self._bands, self._knobs.band_margin_tokens)
         return sequence.lane, sequence.tenant, len(self._bands) if band is None else band
 
-    def _virtual_arrival_s(self, sequence: SequenceState, rates: ServiceRates) -> float:
-        owner = (sequence.lane, sequence.tenant)
-        service_s = (
-            sequence.uncached_tokens * rates.prefill_token_s + sequence.output_tokens_to_expect * rates.decode_token_s
-        )
-        self._seen_s[sequence.lane] = max(sequence.arrived_s, self._seen_s.get(sequence.lane, sequence.arrived_s))
-        before_s = self._clocks.get(owner)
-        virtual_s = sequence.arrived_s
-        if before_s is not None:
-            virtual_s = max(virtual_s, before_s + service_s / self._part(owner, sequence.arrived_s - ACTIVE_S))
-        self._clocks[owner] = min(virtual_s, sequence.arrived_s + VIRTUAL_LIMIT_S)
-        return virtual_s
-
-    def _part(self, owner: tuple[str, str | None], since_s: float) -> float:
+    def _part(self, owner: Owner, since_s: float) -> float:
         """The part of the engine that is this tenant's in this lane: the lane's weight among lanes that wait or had an
         arrival lately, divided by the lane's tenants that wait."""
         weights = self._knobs.lane_weights

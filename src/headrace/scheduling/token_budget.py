@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from headrace.scheduling.admissible import Room
+from headrace.scheduling.order import WaitingQueue
 from headrace.scheduling.placement import admissions_of, promotions_of
 from headrace.scheduling.sequence import SequenceState, urgency
 from headrace.scheduling.step import PrefillChunk, SchedulerState, StepPlan
@@ -14,9 +15,12 @@ Order = Callable[[SequenceState], tuple[Any, ...]]
 """A sort key that is total: it ends with the id."""
 
 
-def by_urgency(state: SchedulerState, room: Room) -> list[SequenceState]:
-    """The waiting sequences, most urgent first; none when nobody could enter, which saves the sort."""
-    return sorted(state.waiting, key=urgency) if room.left else []
+def by_urgency(state: SchedulerState, room: Room) -> Iterable[SequenceState]:
+    """The waiting sequences, most urgent first; none when nobody could enter, which saves the sort where no engine
+    keeps them in order."""
+    if not room.left:
+        return ()
+    return state.waiting.by_urgency() if isinstance(state.waiting, WaitingQueue) else sorted(state.waiting, key=urgency)
 
 
 def step_within_budget(

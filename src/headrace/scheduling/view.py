@@ -77,6 +77,20 @@ def view_of(state: SchedulerState) -> RunningView:
     return RunningView(bands, prefilling, lanes, len(state.running), full)
 
 
+def kept_paces_s(view: RunningView, decode_s: float) -> dict[int, float]:
+    """By priority, the shortest pace of a decoding sequence that can be kept with decode steps of ``decode_s``."""
+    least_s: dict[int, float] = {}
+    for band in view.bands:
+        if band.urgent:
+            for sequence in band.decoders:
+                pace_s = sequence.pace_s
+                if decode_s <= ACHIEVABLE_SHARE * pace_s < math.inf and pace_s < least_s.get(
+                    sequence.priority, math.inf
+                ):
+                    least_s[sequence.priority] = pace_s
+    return least_s
+
+
 def slack_s(decoders: list[SequenceState], now_s: float, decode_s: float, *, fused: bool, enough_s: float) -> float:
     """How long a prefill chunk may take so that every decoding sequence still keeps its pace.
 

@@ -42,10 +42,10 @@ class Residents:
         self._urgent += sequence.urgent
         self._wait(sequence, rates)
 
-    def admit(self, request_id: str, band: int) -> SequenceState:
+    def admit(self, request_id: str, band: int, now_s: float) -> SequenceState:
         """One that waits gets the lowest free stream of ``band``."""
         sequence = self.waiting.pop(request_id)
-        self.queue.discard(sequence)
+        self.queue.take(sequence, now_s)
         sequence.slot = self.slots.take(band, request_id)
         self.running[request_id] = sequence
         return sequence

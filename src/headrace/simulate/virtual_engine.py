@@ -313,7 +313,7 @@ class VirtualEngine:
             copies_s += self._true.move_s(sequence.computed_tokens, sequence.slot.band)
             self.moves += 1
         for admission in plan.admissions:
-            copied_tokens += residents.admit(admission.request_id, admission.band).computed_tokens
+            copied_tokens += residents.admit(admission.request_id, admission.band, now_s).computed_tokens
             record = self.records[admission.request_id]
             if record.admitted_s is None:
                 record.admitted_s = now_s

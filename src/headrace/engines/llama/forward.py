@@ -7,12 +7,12 @@ are there before the next one begins, its time is known, and a prefill pass can 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.residents import Residents
-from headrace.engines.llama.runs import Run, decode_runs, prefill_groups, trial_runs
+from headrace.engines.llama.runs import Run, decode_runs, prefill_groups, trial_runs, widening
 from headrace.engines.llama.sampling import log_probability
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.engines.llama.vocabulary import Vocabulary
@@ -34,6 +34,9 @@ TRIAL_AT_MOST = 1.6
 """Of so many choices one is the way with the fewest passes, for some steps, if it is predicted to take at most so many
 times as long as the best: the cost model learns from it (see ``trial_runs``). Several steps, because the model takes a
 single surprise for an outlier. Where the prediction was right, that is 3 % of the decode time at the most."""
+
+WIDENING_TRIAL_EVERY = 64
+"""One in so many batches of an odd size is widened to learn what that costs."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class Forward:
         self._end_tokens = vocabulary.end_tokens()
         self._kept: dict[int, _KeptRuns] = {}
         self._choices = 0
+        self._widenings = 0
         self.threads = threads
         self.one_by_one_limit = 1
         self.cut_steps = 0
@@ -131,7 +135,7 @@ class Forward:
         if self.threads == 1 and 1 < len(streams) <= self.one_by_one_limit:
             return tuple([Run((stream,)) for stream in streams])
         if streams[-1] - streams[0] + 1 == len(streams) <= context.micro_batch_tokens:
-            return (Run(streams),)
+            return (self._widened(band, context, Run(streams), by_stream),)
         kept = self._kept.get(band)
         idle = self._idle_streams(band, context, streams)
         if (
@@ -150,25 +154,48 @@ class Forward:
         if self._choices % TRIAL_EVERY == 2:
             runs = trial_runs(runs, contexts, idle, times, most_rows=most_rows, at_most=TRIAL_AT_MOST)
             keep_steps = TRIAL_STEPS - 1
+        if len(runs) == 1:
+            runs = (self._widened(band, context, runs[0], by_stream),)
         self._kept[band] = _KeptRuns(streams, runs, keep_steps)
         return runs
+
+    def _widened(self, band: int, context: Context, run: Run, by_stream: Mapping[int, LiveSequence]) -> Run:
+        """The run with up to three idle streams after it, where more rows are predicted to take less time, or tried
+        now and then to learn whether they do."""
+        wider = widening(run, context.band.max_sequences)
+        if not wider:
+            return run
+        held = [self._padding_cells(Slot(band, stream), context) for stream in wider]
+        cells = sum([by_stream[stream].state.computed_tokens for stream in run.streams])
+        extra = sum([tokens for tokens in held if tokens is not None])
+        if None in held or extra > cells:
+            return run
+        self._widenings += 1
+        rows, call_s = len(run.streams) + len(run.padding), self._costs.model.call_s
+        if self._widenings % WIDENING_TRIAL_EVERY and call_s(rows + len(wider), cells + extra) >= call_s(rows, cells):
+            return run
+        return Run(run.streams, (*run.padding, *wider))
 
     def _idle_streams(self, band: int, context: Context, streams: tuple[int, ...]) -> dict[int, int]:
         """Streams between the decoding ones that can take a padding row, with the cells they hold."""
         idle: dict[int, int] = {}
         decoding = frozenset(streams)
         for stream in range(streams[0] + 1, streams[-1]):
-            if stream in decoding:
-                continue
-            slot = Slot(band, stream)
-            owner = self._residents.slots.owner(slot)
-            if owner is None:
-                held = self._residents.reuse.tokens(slot)
-            else:
-                held = self._residents.running[owner].state.computed_tokens
-            if (owner is None and not held) or (context.can_remove_last and held < context.band.max_context_tokens):
+            held = None if stream in decoding else self._padding_cells(Slot(band, stream), context)
+            if held is not None:
                 idle[stream] = held
         return idle
+
+    def _padding_cells(self, slot: Slot, context: Context) -> int | None:
+        """The KV cells of a stream that can take a padding row; None when it cannot."""
+        owner = self._residents.slots.owner(slot)
+        if owner is None:
+            held = self._residents.reuse.tokens(slot)
+        else:
+            held = self._residents.running[owner].state.computed_tokens
+        if (owner is None and not held) or (context.can_remove_last and held < context.band.max_context_tokens):
+            return held
+        return None
 
     def _take_back(self, context: Context, band: int, stream: int, position: int) -> None:
         """Remove a padding row. Where libllama cannot, its owner's tokens are computed again, what an ended sequence
@@ -199,7 +226,7 @@ class Forward:
         entries: list[tuple[LiveSequence, int]] = []
         context_tokens = 0
         padded: list[tuple[int, int]] = []
-        for stream in run.streams if not run.padding else range(run.streams[0], run.streams[-1] + 1):
+        for stream in sorted((*run.streams, *run.padding)) if run.padding else run.streams:
             sequence = by_stream.get(stream)
             if sequence is None:
                 position = context.stream_tokens(stream)
@@ -238,8 +265,13 @@ class Forward:
         A chunk is cut or put off once: the pass that computes it next is not asked about. So no more than half of
         the time spent on prefill is lost to cuts, and every chunk is computed by the second pass that holds it.
         """
-        for prefill_pass in self._prefill_passes(plan, outputs):
-            sequences = [sequence for _, sequence, _ in prefill_pass.chunks]
+        for planned in self._prefill_passes(plan, outputs):
+            # Without those that an earlier pass of this step ended with an error.
+            chunks = tuple([chunk for chunk in planned.chunks if chunk[1].state.slot is not None])
+            if not chunks:
+                continue
+            prefill_pass = replace(planned, chunks=chunks)
+            sequences = [sequence for _, sequence, _ in chunks]
             asked = None if cut is None or any([sequence.was_cut for sequence in sequences]) else cut
             before_pass()
             try:

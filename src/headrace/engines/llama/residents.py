@@ -112,7 +112,7 @@ class Residents:
         request_id, state, slot = sequence.request_id, sequence.state, placement.slot
         state.slot = self.slots.take(slot.band, request_id, slot.stream)
         del self.waiting[request_id]
-        self.queue.discard(state)
+        self.queue.take(state, now_s)
         self.parking.take(request_id)
         self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
