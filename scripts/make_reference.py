@@ -36,11 +36,13 @@ from headrace.config.problems import dotted
 from headrace.config.schema import (
     BandConfig,
     Config,
+    ControlConfig,
     EngineConfig,
     ModelConfig,
     SchedulingConfig,
     ServerConfig,
     Tenant,
+    TunerConfig,
 )
 from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 from headrace.messages.engine import EngineLoad
@@ -59,6 +61,8 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
     ("engine", EngineConfig),
     ("engine.bands[]", BandConfig),
     ("engine.scheduling", SchedulingConfig),
+    ("control", ControlConfig),
+    ("control.tuner", TunerConfig),
     ("lanes.NAME", Lane),
     ("lanes.NAME.slo", SLO),
     ("lanes.NAME.fallback", Fallback),
@@ -273,7 +277,10 @@ def _observed() -> Any:
     timing = RequestTiming(arrived_s=0.0, queue_wait_s=0.1)
     timing.output(0, 1, 1.0)
     timing.output(0, 1, 2.0)
-    found.request_ended("LANE", "ok", prompt_tokens=1, timing=timing, ended_s=2.0)
+    found.request_ended("LANE", "ok", prompt_tokens=1, timing=timing, ended_s=2.0, slo=SLO())
+    found.request_ended("LANE", "shed", prompt_tokens=1, timing=None, ended_s=2.0, slo=SLO())
+    found.tuner_moved("KNOB", "OUTCOME")
+    found.tuner_earned(1.0)
     found.step_ended(load)
     found.knobs_changed(["KNOB"])
     return found.registry

@@ -13,6 +13,7 @@ from headrace.api.body import read_body
 from headrace.api.decode import decode_object
 from headrace.api.deps import Deps
 from headrace.api.exchange import exchange_of
+from headrace.api.live import BY_TUNER, LiveConfig
 from headrace.api.reply import send_json
 from headrace.config.knobs import KnobChange
 from headrace.config.problems import ConfigProblems
@@ -108,7 +109,7 @@ class Admin:
         return {
             name: {
                 "value": knob.of(live.config),
-                "layer": "live" if name in live.changes else "config",
+                "layer": _layer(live, name),
                 "configured": knob.of(live.loaded),
                 "default": knob.default,
                 "unit": knob.unit,
@@ -117,6 +118,13 @@ class Admin:
             }
             for name, knob in live.knobs.items()
         }
+
+
+def _layer(live: LiveConfig, name: str) -> str:
+    """Where a knob's value comes from."""
+    if name not in live.changes:
+        return "config"
+    return "tuner" if live.touched_by.get(name) == BY_TUNER else "live"
 
 
 def _refused(error: ConfigProblems) -> RequestError:

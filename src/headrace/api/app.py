@@ -139,6 +139,7 @@ class Edge:
                 prompt_tokens=exchange.prompt_tokens,
                 timing=timing,
                 ended_s=ended_s,
+                slo=exchange.slo,
             )
         record = AccessRecord(
             request_id=exchange.request_id,

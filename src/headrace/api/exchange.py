@@ -11,6 +11,7 @@ from typing import Literal
 from starlette.types import Scope
 
 from headrace.admission.front import Verdict
+from headrace.lanes.lane import SLO
 from headrace.telemetry.timing import RequestTiming
 
 Outcome = Literal["ok", "rejected", "shed", "error", "aborted"]
@@ -28,7 +29,7 @@ class Exchange:
     """Facts gathered on the way of a request; they end up in response headers, metrics and the access log.
 
     ``path`` includes a lane's prefix, ``started_s`` is seconds of the injected clock. ``measured`` requests
-    (those for tokens) count in the request metrics; ``timing`` is there once one was planned.
+    (those for tokens) count in the request metrics; ``timing`` and ``slo`` are there once one was planned.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class Exchange:
     ignored: tuple[str, ...] = ()
     measured: bool = False
     prompt_tokens: int = 0
+    slo: SLO | None = None
     timing: RequestTiming | None = None
     extra_headers: HeaderList = field(default_factory=list)
 

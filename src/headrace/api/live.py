@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -27,6 +28,9 @@ from headrace.scheduling.knobs import SchedulingKnobs
 
 _logger = logging.getLogger(__name__)
 
+BY_TUNER: Final = "tuner"
+"""Who changes knobs when the tuner does (``control.loop``)."""
+
 Watcher = Callable[[SchedulingKnobs, Sequence[KnobChange]], None]
 """Told the new live values of scheduling, and which knobs have others than before."""
 
@@ -40,6 +44,7 @@ class LiveConfig:
     def __init__(self, config: Config) -> None:
         self._step_tokens_limit = config.engine.scheduling.step_tokens
         self._watchers: list[Watcher] = []
+        self._touched_by: dict[str, str] = {}
         self._config = config
         self._scheduling = scheduling_knobs(config)
         self._put(config, {}, by="start")
@@ -65,6 +70,11 @@ class LiveConfig:
         return self._changes
 
     @property
+    def touched_by(self) -> Mapping[str, str]:
+        """Who last set or reset a knob live, by knob; empty again for knobs that a reload put back."""
+        return self._touched_by
+
+    @property
     def tenants(self) -> TenantDirectory:
         """Who may send requests, built once per configuration."""
         return self._tenants
@@ -80,23 +90,35 @@ class LiveConfig:
 
     def swap(self, config: Config) -> None:
         """Put a new configuration in force for requests that come from now on; knobs set live stay, those of
-        lanes that it has no more are dropped. Raises ConfigError, with the old one still in force, when its API
-        keys cannot be read or a knob set live does not fit to it."""
+        lanes that it has no more are dropped, and so is what the tuner set: that was found beside the old one.
+        Raises ConfigError, with the old one still in force, when its API keys cannot be read or a knob set live does
+        not fit to it."""
         known = self._knobs_of(config)
         gone = [name for name in self._changes if name not in known]
-        kept = {name: value for name, value in self._changes.items() if name in known}
+        kept = {name: value for name, value in self._by_people().items() if name in known}
         try:
             self._put(config, kept, by="the configuration")
         except ConfigProblems as error:
             live = ", ".join(kept)
             raise ConfigError(f"{error}; set live: {live} (`headrace knobs reset` takes that back)") from error
+        self._touched_by = {name: who for name, who in self._touched_by.items() if name in kept}
         for name in gone:
             _logger.warning("knob %s, which was set live, is gone with its lane", name)
 
     def set_knobs(self, given: Mapping[str, object], *, by: str) -> tuple[KnobChange, ...]:
         """Set knobs live, all or none; ``by`` says who, for the log. Returns those that have another value now.
         Raises ConfigProblems with everything that is wrong."""
-        return self._put(self._loaded, {**self._changes, **checked_changes(given, self._knobs)}, by=by)
+        changed = checked_changes(given, self._knobs)
+        try:
+            moved = self._put(self._loaded, {**self._changes, **changed}, by=by)
+        except ConfigProblems:
+            by_people = self._by_people()
+            if by == BY_TUNER or len(by_people) == len(self._changes):
+                raise
+            # A person's value goes before what the tuner set.
+            moved = self._put(self._loaded, {**by_people, **changed}, by=by)
+        self._touched_by.update(dict.fromkeys(changed, by))
+        return moved
 
     def reset_knobs(self, names: Iterable[str] = (), *, by: str) -> tuple[KnobChange, ...]:
         """Let some knobs, or all when none is named, have the configuration's values again. Returns and raises as
@@ -106,7 +128,14 @@ class LiveConfig:
         if unknown:
             raise ConfigProblems(unknown)
         kept = {name: value for name, value in self._changes.items() if named and name not in named}
-        return self._put(self._loaded, kept, by=by)
+        reset = named or list(self._changes)
+        moved = self._put(self._loaded, kept, by=by)
+        self._touched_by.update(dict.fromkeys(reset, by))
+        return moved
+
+    def _by_people(self) -> dict[str, KnobValue]:
+        """What was set live, without what the tuner set."""
+        return {name: value for name, value in self._changes.items() if self._touched_by.get(name) != BY_TUNER}
 
     def _put(self, loaded: Config, changes: Mapping[str, KnobValue], *, by: str) -> tuple[KnobChange, ...]:
         """Everything is made before anything is put in force: what raises changes nothing."""

@@ -108,7 +108,7 @@ async def make_plan(
     if best_of > n and not wanted_logprobs:
         # The best are chosen by log-probability, whether or not the client wants to see it.
         sampling = msgspec.structs.replace(sampling, logprobs=0)
-    slo = slo_of(scope, decision.lane.slo)
+    slo = exchange.slo = slo_of(scope, decision.lane.slo)
     exchange.timing = RequestTiming(arrived_s=exchange.started_s)
     param = "messages" if isinstance(request, ChatRequest) else "prompt"
     output_tokens = [_output_tokens(deps, decision.lane, prompt, max_tokens, param) for prompt in prompts]

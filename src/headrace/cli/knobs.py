@@ -147,7 +147,7 @@ def _table(described: Mapping[str, Described], *, meanings: bool) -> Table:
     if meanings:
         table.add_column("meaning", overflow="fold")
     for name, facts in described.items():
-        live = facts["layer"] == "live"
+        live = facts["layer"] != "config"
         row = [name, _shown(facts["value"]), facts["unit"], _shown(facts["default"]), facts["layer"], facts["range"]]
         cells = [Text(str(cell), style="bold" if live else "") for cell in row]
         table.add_row(*cells, *([Text(str(facts["meaning"]))] if meanings else []))

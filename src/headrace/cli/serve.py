@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import secrets
 import sys
 import time
@@ -133,6 +134,7 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
     from headrace.api.server import serve_http
     from headrace.api.store import CompletionStore
     from headrace.config.model_names import served_model_names
+    from headrace.control.loop import TunerLoop
     from headrace.engines.llama import library
     from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
     from headrace.engines.llama.vocabulary import Vocabulary
@@ -145,7 +147,11 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
     live = LiveConfig(config)
     metrics = Metrics(__version__)
     gateway = Gateway(live, engine, metrics, clock=time.monotonic)
+    tuning = TunerLoop(
+        live, metrics, lambda: engine.load, clock=time.monotonic, sleep=asyncio.sleep, randomness=random.Random()
+    )
     starting = asyncio.create_task(engine.start(), name="headrace-engine-start")
+    tuner = asyncio.create_task(tuning.run(), name="headrace-tuner")
     try:
         tokenizer = await asyncio.to_thread(lambda: Vocabulary.from_file(library.load(), model_path))
         app = create_app(
@@ -185,7 +191,8 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
     finally:
         if not starting.done():
             starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        tuner.cancel()
+        await asyncio.gather(starting, tuner, return_exceptions=True)
         await engine.close()
 
 

@@ -1,7 +1,7 @@
 """Environment variables as configuration: ``HEADRACE_SERVER_PORT=9000`` is ``server.port: 9000``.
 
-``HEADRACE_`` + section + ``_`` + key in capitals, for the sections ``model``, ``server``, ``engine`` and
-``engine.scheduling`` (``HEADRACE_ENGINE_SCHEDULING_STRATEGY``), and
+``HEADRACE_`` + section + ``_`` + key in capitals, for the sections ``model``, ``server``, ``engine``,
+``engine.scheduling`` (``HEADRACE_ENGINE_SCHEDULING_STRATEGY``) and ``control.tuner``, and
 ``HEADRACE_DEFAULT_LANE`` and ``HEADRACE_LOG_LEVEL``. Lanes and tenants have names of the operator's and are
 written in the file only. A list is written as YAML (``[a, b]``) or with commas; ``null`` is no value where
 that is possible; an empty variable counts as not set.

@@ -13,11 +13,13 @@ from msgspec import Struct
 from headrace.config.schema import (
     BandConfig,
     Config,
+    ControlConfig,
     EngineConfig,
     ModelConfig,
     SchedulingConfig,
     ServerConfig,
     Tenant,
+    TunerConfig,
 )
 from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 
@@ -72,6 +74,7 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "model": Note("What is served."),
             "server": Note("The HTTP edge."),
             "engine": Note("The embedded engine."),
+            "control": Note("What headrace changes by itself while it serves; live, by SIGHUP."),
             "lanes": Note(
                 "Classes of traffic by name. They merge over the default lanes, key by key; a lane set to"
                 " null is removed."
@@ -168,6 +171,17 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "idle_step_s": _seconds("Of hybrid: the longest step without them; the next arrival waits behind it."),
             "ageing_s": _seconds("Of hybrid: a waiting request becomes ten priority points more urgent in this time."),
             "knee_gain": Note("Of hybrid: the batch grows only while doubling it adds this share of throughput.", 0, 1),
+        },
+        ControlConfig: {
+            "tuner": Note("Searches scheduling's knobs by trials on live traffic."),
+        },
+        TunerConfig: {
+            "enabled": Note("Whether it runs; switched off, what it set goes back to the configuration."),
+            "window_s": Note("How long one setting is measured at a time.", 1, 3600),
+            "settle_s": _seconds("How long after a change nothing is counted.", above=False),
+            "min_requests": _count("A window in which fewer requests ended decides nothing."),
+            "max_steps": _count("Steps that a knob may be away from its configured value.", maximum=4),
+            "violation_penalty": Note("Good requests that one missed SLO takes from the reward.", 0, 100),
         },
         Lane: {
             "description": Note("For people."),

@@ -133,12 +133,33 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefix_sharing: PrefixSharing = "tenant"
 
 
+class TunerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tuner that tries single steps of scheduling's knobs on live traffic and keeps those that bring more goodput.
+
+    It measures for ``window_s`` at a time, ``settle_s`` after each change, and goes at most ``max_steps`` steps away
+    from what is configured. A request that misses its SLO takes ``violation_penalty`` good ones from the reward."""
+
+    enabled: bool = False
+    window_s: float = 60.0
+    settle_s: float = 15.0
+    min_requests: int = 20
+    max_steps: int = 2
+    violation_penalty: float = 1.0
+
+
+class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What headrace changes by itself while it serves."""
+
+    tuner: TunerConfig = TunerConfig()
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """One whole configuration. ``default_lane`` takes what no rule recognises."""
 
     model: ModelConfig = ModelConfig()
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
+    control: ControlConfig = ControlConfig()
     lanes: dict[str, Lane] = field(default_factory=default_lanes)
     default_lane: str = "interactive"
     tenants: dict[str, Tenant] = {}

@@ -30,7 +30,7 @@ def template() -> str:
     table = notes()
     config = Config()
     lines = [_HEAD]
-    for name in ("model", "server", "engine"):
+    for name in ("model", "server", "engine", "control"):
         section = getattr(config, name)
         lines += [*_comment(table[Config][name], ""), f"{name}:"]
         lines += [*_section(section, table, "  "), ""]

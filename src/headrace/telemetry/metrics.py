@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from headrace.admission.front import Verdict
+from headrace.lanes.lane import SLO
 from headrace.messages.engine import EngineLoad, Ready
+from headrace.telemetry.goodput import Goodput, met_slo
 from headrace.telemetry.moment import EngineCounts, MomentCollector, Sources
 from headrace.telemetry.timing import ITL_BUCKETS_S, RequestTiming
 
@@ -72,6 +74,24 @@ class Metrics:
         self._queue_wait = self._latency("headrace_queue_wait_seconds", "Arrival to the first step")
         self._e2e = self._latency("headrace_e2e_seconds", "Request sent to last token")
         self._requests = Counter("headrace_requests", "Requests ended", _LABELS, registry=self.registry)
+        self.goodput = Goodput()
+        self._good = Counter(
+            "headrace_requests_good", "Requests that met their whole SLO", ["lane"], registry=self.registry
+        )
+        self._violations = Counter(
+            "headrace_requests_violated",
+            "Requests that missed a target, failed or were shed",
+            ["lane"],
+            registry=self.registry,
+        )
+        self._tuner_moves = Counter(
+            "headrace_tuner_moves", "What the tuner did with knobs", ["knob", "outcome"], registry=self.registry
+        )
+        self._tuner_reward = Gauge(
+            "headrace_tuner_reward",
+            "Good requests per second less the penalty for violations, in the tuner's latest window",
+            registry=self.registry,
+        )
         self._prompt_tokens = Counter("headrace_prompt_tokens", "Prompt tokens", ["lane"], registry=self.registry)
         self._generated = Counter("headrace_generated_tokens", "Tokens generated", ["lane"], registry=self.registry)
         self._knob_changes = Counter(
@@ -112,10 +132,14 @@ class Metrics:
         prompt_tokens: int,
         timing: RequestTiming | None,
         ended_s: float,
+        slo: SLO | None = None,
     ) -> None:
-        """Record one request. ``timing`` is None when it never reached the engine."""
+        """Record one request. ``timing`` is None when it never reached the engine, ``slo`` when it ended before its
+        lane was known."""
         label = lane or NO_LANE
         self._requests.labels(label, outcome).inc()
+        if slo is not None:
+            self._judged(label, met_slo(slo, outcome, timing, ended_s), prompt_tokens)
         if timing is None:
             return
         self._prompt_tokens.labels(label).inc(prompt_tokens)
@@ -130,8 +154,14 @@ class Metrics:
         if timing.gap_count:
             self._itl.add(label, outcome, timing)
 
+    def _judged(self, lane: str, good: bool | None, prompt_tokens: int) -> None:
+        if good is not None:
+            self.goodput.ended(lane, good=good, prompt_tokens=prompt_tokens)
+            (self._good if good else self._violations).labels(lane).inc()
+
     def admission_decided(self, lane: str, verdict: Verdict) -> None:
         """Record what admission made of one request."""
+        self.goodput.arrived += 1
         self._admissions.labels(lane, verdict.name).inc()
         if verdict.decision.action == "shed":
             self._sheds.labels(lane, verdict.decision.reason).inc()
@@ -147,6 +177,14 @@ class Metrics:
         """Count knobs that have another value than before."""
         for name in names:
             self._knob_changes.labels(name).inc()
+
+    def tuner_moved(self, knob: str, outcome: str) -> None:
+        """Count what the tuner did with a knob."""
+        self._tuner_moves.labels(knob, outcome).inc()
+
+    def tuner_earned(self, reward: float) -> None:
+        """Note the reward of the tuner's latest window."""
+        self._tuner_reward.set(reward)
 
     def engine_seen(self, ready: Ready | None) -> None:
         """Note the engine's Ready; a new one after an older one is a restart."""

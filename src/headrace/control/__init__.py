@@ -1,0 +1,1 @@
+"""The control loop: reads what happened, moves knobs."""
