@@ -94,7 +94,9 @@ class Bench:
 
     def __init__(self, threads: int, steps: int) -> None:
         knobs = SchedulingKnobs(step_tokens=512, max_prefill_tokens=256, strategy="continuous")
-        start = Start(str(resolve("smollm2")), "smollm2", [(CONTEXT_TOKENS, STREAMS)], knobs, threads=threads)
+        start = Start(
+            str(resolve("smollm2")), "smollm2", [(CONTEXT_TOKENS, STREAMS)], knobs, threads=threads, prefix_cache=False
+        )
         self.core: EngineCore = build(start).core
         self.policy = Driven()
         self.core.set_policy(self.policy)

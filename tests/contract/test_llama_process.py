@@ -13,6 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
@@ -300,6 +301,24 @@ async def test_a_knob_bounds_the_next_steps(tiny_gguf: Path, step_sizes: list[in
         assert max(step_sizes) == 3
         with pytest.raises(ValueError, match="step_tokens must be at least 1"):
             engine.set_knobs(Knobs(scheduling=SchedulingKnobs(step_tokens=0)))
+
+
+async def test_a_prompt_that_it_knows_is_not_computed_again(tiny_gguf: Path, step_sizes: list[int]) -> None:
+    """All but its last token is cached; the first output says so, and the load counts it. Another tenant's is not."""
+    async with llama(tiny_gguf) as engine:
+        bench = Bench(engine, itertools.count())
+        tenants = ("a", "a", "b")
+        first, second, other = [
+            await bench.outputs(msgspec.structs.replace(bench.request(prompt_tokens=60), tenant=tenant))
+            for tenant in tenants
+        ]
+        assert [outputs[0].cached_tokens for outputs in (first, second, other)] == [0, 59, 0]
+        assert [output.token_ids for output in first] == [output.token_ids for output in second]
+        assert sum(1 for size in step_sizes if size == 60) == 2
+        load = engine.load
+        assert load is not None and (load.prefix_query_tokens, load.prefix_hit_tokens) == (180, 59)
+        snapshot = await engine.snapshot()
+        assert snapshot.integrity is None and snapshot.load.idle_residents > 0
 
 
 async def test_knobs_set_while_it_starts_hold_from_the_first_step(tiny_gguf: Path, step_sizes: list[int]) -> None:
