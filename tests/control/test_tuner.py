@@ -164,7 +164,7 @@ def test_lasting_violations_bring_the_operators_values_back_and_a_rest() -> None
     for _ in range(PROBATION_WINDOWS):
         state, decision = tuner.step(state, counted(94, 6), chance)
     assert state.good != HOME
-    outcomes = []
+    outcomes: list[str] = []
     while not outcomes or outcomes[-1] != "home":
         state, decision = tuner.step(state, counted(20, 80), chance)
         outcomes.append(decision.outcome)
