@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.admission.lengths import OutputLength
 from headrace.messages.engine import EngineLoad
 from headrace.telemetry.metrics import Metrics
-from headrace.telemetry.moment import EngineCounts, Sources
+from headrace.telemetry.moment import Counts, EngineCounts, Sources
 
 LOAD = EngineLoad(1, 0, 1, 4, 1, 4, 0, 0.1, 1, 0, 1, batch_cap=12, fragmentation=0.25, parked=3)
 
@@ -17,7 +17,7 @@ def load(**values: object) -> EngineLoad:
     return msgspec.structs.replace(LOAD, **values)
 
 
-def counted(*loads: EngineLoad) -> tuple[int, int, int]:
+def counted(*loads: EngineLoad) -> Counts:
     counts = EngineCounts()
     for one in loads:
         counts.seen(one)
@@ -25,10 +25,10 @@ def counted(*loads: EngineLoad) -> tuple[int, int, int]:
 
 
 def test_counts_go_on_when_the_engine_starts_again_from_nothing() -> None:
-    before = load(moves=5, victims=2, cut_steps=1)
-    assert counted(before, before) == (5, 2, 1)
-    assert counted(before, load(moves=1), load(moves=3, victims=1)) == (8, 3, 1)
-    assert counted(before, load(), before) == (10, 4, 2)
+    before = load(moves=5, victims=2, cut_steps=1, prefix_query_tokens=90, prefix_hit_tokens=40, prefix_saved_s=0.5)
+    assert counted(before, before) == (5, 2, 1, 90, 40, 0.5)
+    assert counted(before, load(moves=1), load(moves=3, victims=1)) == (8, 3, 1, 90, 40, 0.5)
+    assert counted(before, load(), before) == (10, 4, 2, 180, 80, 1.0)
 
 
 def watched(*loads: EngineLoad) -> tuple[Metrics, list[EngineLoad]]:
@@ -56,9 +56,10 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_the_engines_report_is_shown() -> None:
-    metrics, current = watched(load(moves=4, victims=1, cut_steps=2))
+    reuse = {"prefix_query_tokens": 70, "prefix_hit_tokens": 30, "prefix_saved_s": 0.25}
+    metrics, current = watched(load(moves=4, victims=1, cut_steps=2, **reuse))
     metrics.step_ended(current[-1])
-    current.append(load())
+    current.append(load(idle_residents=2, idle_resident_tokens=55))
     found = samples(metrics)
     assert found["headrace_batch_cap",] == 12
     assert found["headrace_slot_fragmentation_ratio",] == 0.25
@@ -66,6 +67,11 @@ def test_the_engines_report_is_shown() -> None:
     assert found["headrace_slot_moves_total",] == 4
     assert found["headrace_preemptions_total",] == 1
     assert found["headrace_cut_steps_total",] == 2
+    assert found["headrace_prefix_query_tokens_total",] == 70
+    assert found["headrace_prefix_hit_tokens_total",] == 30
+    assert found["headrace_prefix_saved_seconds_total",] == 0.25
+    assert found["headrace_prefix_idle_streams",] == 2
+    assert found["headrace_prefix_idle_tokens",] == 55
     assert found["headrace_expected_output_tokens", "a", "mean"] == 20
     assert found["headrace_expected_output_tokens", "a", "p90"] == 70
     assert found["headrace_ttft_prediction_error_ratio", "a"] == 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -35,26 +35,39 @@ class Sources:
     ttft_errors: Callable[[], Mapping[str, float]] = dict
 
 
+class Counts(NamedTuple):
+    """What an engine counts, under the names of ``EngineLoad``."""
+
+    moves: int = 0
+    victims: int = 0
+    cut_steps: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_saved_s: float = 0.0
+
+    @classmethod
+    def of(cls, load: EngineLoad) -> Counts:
+        return cls(*[getattr(load, name) for name in cls._fields])
+
+
 class EngineCounts:
     """The engine's own counts, carried on when its process starts again from 0. Counts of the last moments before
     it died, which no report brought, are lost."""
 
     def __init__(self) -> None:
-        self._before = (0, 0, 0)
-        self._latest = (0, 0, 0)
+        self._before = self._latest = Counts()
 
     def seen(self, load: EngineLoad) -> None:
         """Take in a load report."""
-        counts = (load.moves, load.victims, load.cut_steps)
+        counts = Counts.of(load)
         if any(new < old for new, old in zip(counts, self._latest, strict=True)):
             self._before = self.totals
         self._latest = counts
 
     @property
-    def totals(self) -> tuple[int, int, int]:
-        """Moves, victims and cut steps since the gateway started."""
-        moves, victims, cut_steps = (old + new for old, new in zip(self._before, self._latest, strict=True))
-        return moves, victims, cut_steps
+    def totals(self) -> Counts:
+        """Since the gateway started."""
+        return Counts._make([old + new for old, new in zip(self._before, self._latest, strict=True)])
 
 
 class MomentCollector(Collector):
@@ -77,7 +90,7 @@ class MomentCollector(Collector):
         if load is not None:
             self._counts.seen(load)
             yield from _gauges(load)
-            yield from _counters(*self._counts.totals)
+            yield from _counters(self._counts.totals)
             if load.strategy:
                 yield self._strategy(load)
 
@@ -140,14 +153,19 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
         ("kv_used_tokens", "KV cells in use", load.kv_used_tokens),
         ("kv_used_bytes", "Bytes of KV memory in use", load.kv_used_bytes),
         ("kv_used_ratio", "KV cells in use, of all", ratio),
+        ("prefix_idle_streams", "Streams that keep the KV of a sequence that has ended", load.idle_residents),
+        ("prefix_idle_tokens", "KV cells of sequences that have ended", load.idle_resident_tokens),
     ):
         yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
 
 
-def _counters(moves: int, victims: int, cut_steps: int) -> Iterator[Metric]:
+def _counters(counts: Counts) -> Iterator[Metric]:
     for name, text, value in (
-        ("slot_moves", "Sequences moved to another stream to close a hole", moves),
-        ("preemptions", "Running sequences that had to give up their stream", victims),
-        ("cut_steps", "Steps ended early for something urgent", cut_steps),
+        ("slot_moves", "Sequences moved to another stream to close a hole", counts.moves),
+        ("preemptions", "Running sequences that had to give up their stream", counts.victims),
+        ("cut_steps", "Steps ended early for something urgent", counts.cut_steps),
+        ("prefix_query_tokens", "Prompt tokens of sequences that began", counts.prefix_query_tokens),
+        ("prefix_hit_tokens", "Prompt tokens that did not have to be computed", counts.prefix_hit_tokens),
+        ("prefix_saved_seconds", "Engine time that cached prompt tokens saved, by prediction", counts.prefix_saved_s),
     ):
         yield CounterMetricFamily(f"headrace_{name}", text, value=value)
