@@ -133,6 +133,19 @@ def test_a_victim_keeps_its_kv_where_that_travels() -> None:
         assert gap == pytest.approx(2 * 0.0101 + 0.001) if decoded_at_once else gap == pytest.approx(0.001)
 
 
+def test_what_is_cached_of_a_prompt_is_copied_and_not_computed() -> None:
+    """400 of 500 tokens take 4 ms to copy, the rest 100 ms to compute; while it waits, the policy knows. The last token
+    is computed even of a prompt that is cached whole."""
+    rig = Rig(shape={"copy_s_per_token": 1e-5})
+    rig.submit("part", 500, 1, cached_tokens=400)
+    assert rig.sequence("part").uncached_tokens == 100
+    rig.run()
+    assert rig.record("part").ttft_s == pytest.approx(0.004 + 0.100)
+    rig.submit("whole", 500, 1, cached_tokens=500)
+    rig.run()
+    assert rig.record("whole").ttft_s == pytest.approx(0.00499 + 0.001)
+
+
 def test_moves_and_promotions_take_their_time() -> None:
     """A copy within the band by the model of times; out of one band and into the next at the price of KV."""
     plans = [

@@ -22,7 +22,8 @@ class Targets(Struct, frozen=True):
 
 class VirtualRequest(Struct, frozen=True):
     """What a client sends. It stops by itself after ``output_tokens``, which the engine does not know, or at
-    ``max_tokens`` (0: only the prompt is computed). ``expected_tokens`` is what its lane's outputs usually are."""
+    ``max_tokens`` (0: only the prompt is computed). ``expected_tokens`` is what its lane's outputs usually are,
+    ``cached_tokens`` how much of its prompt the engine holds from others and copies instead of computing it."""
 
     request_id: str
     arrived_s: float
@@ -36,6 +37,7 @@ class VirtualRequest(Struct, frozen=True):
     expected_tokens: int | None = None
     chunk_limit_tokens: int | None = None
     stream: bool = True
+    cached_tokens: int = 0
 
     @property
     def deadline_s(self) -> float | None:

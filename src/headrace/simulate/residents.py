@@ -43,10 +43,11 @@ class Residents:
         self._wait(sequence, rates)
 
     def admit(self, request_id: str, band: int, now_s: float) -> SequenceState:
-        """One that waits gets the lowest free stream of ``band``."""
+        """One that waits gets the lowest free stream of ``band``, with what is cached of its prompt."""
         sequence = self.waiting.pop(request_id)
         self.queue.take(sequence, now_s)
         sequence.slot = self.slots.take(band, request_id)
+        sequence.computed_tokens = max(sequence.computed_tokens, sequence.cached_tokens)
         self.running[request_id] = sequence
         return sequence
 

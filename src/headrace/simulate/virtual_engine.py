@@ -158,6 +158,7 @@ class VirtualEngine:
             tpot_s=request.targets.tpot_s,
             finish_by_s=request.finish_by_s,
             expected_tokens=request.expected_tokens,
+            cached_tokens=min(request.cached_tokens, request.prompt_tokens - 1),
         )
         expected_tokens = request.prompt_tokens + sequence.output_tokens_to_expect
         self._traffic.note(expected_tokens, request.lane, sequence.urgent, request.stream)
