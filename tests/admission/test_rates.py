@@ -34,7 +34,7 @@ def test_what_was_measured_at_start_serves_until_the_engine_has_learned() -> Non
     assert (rates.prefill_tokens_per_s, rates.decode_step_s, rates.batch, rates.places) == (400.0, 0.02, 1, 10)
     rates = rates_of(LEARNED, ready(), KNOBS)
     assert rates is not None
-    assert (rates.prefill_tokens_per_s, rates.decode_step_s, rates.batch, rates.places) == (500.0, 0.03, 4, 6)
+    assert (rates.prefill_tokens_per_s, rates.decode_step_s, rates.batch, rates.places) == (500.0, 0.03, 4, 10)
 
 
 def test_the_knob_bounds_the_places() -> None:

@@ -12,6 +12,7 @@ in time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,9 +112,12 @@ class Outlook:
 
     def _pairs(self, forecast: Forecast) -> list[tuple[float, float, float]]:
         """Target, prediction, and prediction for an idle engine, of each target that there is."""
+        # Between first and last token the engine paces a sequence with an E2E target: prompts of others get only what
+        # it can spare. It is too late when the decode steps alone take too long, not when others could be in between.
+        finish_s = forecast.now.ttft_s + min(forecast.now.decode_s, forecast.raw.decode_only_s or math.inf)
         pairs = (
             (self.ttft_target_s, forecast.now.ttft_s, forecast.idle.ttft_s),
-            (self.e2e_target_s, forecast.now.finish_s, forecast.idle.finish_s),
+            (self.e2e_target_s, finish_s, forecast.idle.finish_s),
         )
         return [(target_s, now_s, idle_s) for target_s, now_s, idle_s in pairs if target_s is not None]
 

@@ -22,6 +22,9 @@ from headrace.messages.engine import FinishReason, Submit
 
 Decision = Literal["accept", "hold", "degrade", "shed"]
 
+SHARE_MEMORY: Final = 0.1
+"""Weight of the latest prompt in its lane's share of tokens that are not in a cache: some twenty prompts count."""
+
 DECISIONS: Final[tuple[Decision, ...]] = ("accept", "hold", "degrade", "shed")
 
 
@@ -83,6 +86,12 @@ class Front:
     ledger: Ledger = field(default_factory=Ledger)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     accuracy: Accuracy = field(default_factory=Accuracy)
+    _computed_share: dict[str, float] = field(default_factory=dict)
+
+    def prompt_tokens(self, request: Request) -> tuple[int, ...]:
+        """Prompt tokens that will have to be computed, by the share of the lane's prompts that was not in a cache."""
+        share = self._computed_share.get(request.lane_name, 1.0)
+        return tuple([max(1, round(tokens * share)) for tokens in request.prompt_tokens])
 
     def expected_length(self, lane_name: str, lane: Lane, max_tokens: int | None) -> OutputLength:
         """The output length to expect of a lane's request with this limit."""
@@ -132,7 +141,7 @@ class Front:
         first = verdict.sequences[0]
         entry = self.ledger.admit(
             request.lane_name,
-            request.prompt_tokens,
+            self.prompt_tokens(request),
             length=self.expected_length(request.lane_name, request.lane, _longest(verdict.sequences)),
             held=verdict.decision.action == "hold",
             now_s=verdict.decided_s,
@@ -142,8 +151,14 @@ class Front:
         )
         return Ticket(request, verdict, entry)
 
-    def first_output(self, ticket: Ticket, index: int, now_s: float, finish: FinishReason | None = None) -> None:
-        """The sequence gave its first output, which may be its last."""
+    def first_output(
+        self, ticket: Ticket, index: int, now_s: float, finish: FinishReason | None = None, *, cached_tokens: int = 0
+    ) -> None:
+        """The sequence gave its first output, which may be its last; ``cached_tokens`` of its prompt were cached."""
+        lane, tokens = ticket.entry.lane, ticket.request.prompt_tokens[index]
+        if tokens > 0:
+            share = self._computed_share.get(lane, 1.0)
+            self._computed_share[lane] = share + SHARE_MEMORY * (1 - cached_tokens / tokens - share)
         raw = ticket.verdict.raw
         if index == 0 and raw is not None and ticket.comparable and finish not in ("abort", "error"):
             self.accuracy.first_token(ticket.entry.lane, raw.ttft_s, now_s - ticket.verdict.decided_s)
@@ -175,7 +190,7 @@ class Front:
             tenant=first.tenant,
             priority=first.priority,
             weight=request.lane.weight,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=self.prompt_tokens(request),
             output_tokens=length.expected_tokens,
             lane_places=request.lane.max_running,
         )

@@ -142,10 +142,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds from now to the first token, and from the first to the last."""
+    """Seconds from now to the first token, and from the first to the last; ``decode_only_s`` of the latter are decode
+    steps, the rest prompts of others in between."""
 
     ttft_s: float
     decode_s: float
+    decode_only_s: float = 0.0
 
     @property
     def finish_s(self) -> float:
@@ -154,12 +156,14 @@ class Prediction:
 
     def scaled(self, ttft_ratio: float, decode_ratio: float) -> Prediction:
         """Corrected by the typical ratios of what happened to what was predicted."""
-        return Prediction(self.ttft_s * ttft_ratio, self.decode_s * decode_ratio)
+        return Prediction(self.ttft_s * ttft_ratio, self.decode_s * decode_ratio, self.decode_only_s)
 
 
 def predict(backlog: Backlog, arrival: Arrival, rates: EngineRates) -> Prediction:
     """When the arrival's tokens will come if it is accepted now, by the formula above."""
-    return Prediction(_ttft_s(backlog, arrival, rates), _decode_s(backlog, arrival, rates))
+    return Prediction(
+        _ttft_s(backlog, arrival, rates), _decode_s(backlog, arrival, rates), _decode_only_s(backlog, arrival, rates)
+    )
 
 
 def predict_idle(arrival: Arrival, rates: EngineRates) -> Prediction:
@@ -196,8 +200,7 @@ def _decode_s(backlog: Backlog, arrival: Arrival, rates: EngineRates) -> float:
     """From the first token of the first sequence to the last token of all."""
     steps = max(0, arrival.output_tokens - 1)
     lanes = backlog.lanes.values()
-    beside = sum([work.sequences if work.priority <= arrival.priority else work.running for work in lanes])
-    decode_s = steps * rates.decode_s(min(rates.places, beside + len(arrival.prompt_tokens)))
+    decode_s = _decode_only_s(backlog, arrival, rates)
     urgent = [work for work in lanes if work.priority <= arrival.priority]
     arriving_per_s = sum([work.arriving_prefill_tokens_per_s for work in urgent])
     arriving = min(MOST_UTILISATION, arriving_per_s / rates.prefill_tokens_per_s)
@@ -207,6 +210,14 @@ def _decode_s(backlog: Backlog, arrival: Arrival, rates: EngineRates) -> float:
     )
     other_prompts = sum(arrival.prompt_tokens[1:])
     return decode_s + delayed_s + other_prompts / rates.prefill_tokens_per_s
+
+
+def _decode_only_s(backlog: Backlog, arrival: Arrival, rates: EngineRates) -> float:
+    """The decode steps between the first and the last token."""
+    steps = max(0, arrival.output_tokens - 1)
+    lanes = backlog.lanes.values()
+    beside = sum([work.sequences if work.priority <= arrival.priority else work.running for work in lanes])
+    return steps * rates.decode_s(min(rates.places, beside + len(arrival.prompt_tokens)))
 
 
 def _prefill_s(tokens: float, backlog: Backlog, rates: EngineRates) -> float:

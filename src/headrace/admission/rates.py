@@ -43,13 +43,12 @@ def rates_of(load: EngineLoad | None, ready: Ready | None, knobs: SchedulingKnob
     """What the engine says of itself: learned while serving, else measured at start. None when it knows neither."""
     if ready is None:
         return None
+    # Not the knee of step time: whoever has a deadline that presses goes beyond it.
     places = [sum([band.max_sequences for band in ready.bands])]
     if knobs.max_num_seqs is not None:
         places.append(knobs.max_num_seqs)
     if load is not None and load.prefill_tokens_per_s > 0 and load.decode_step_s > 0:
         batch, prefill_tokens_per_s, decode_step_s = load.running + 1, load.prefill_tokens_per_s, load.decode_step_s
-        if load.batch_cap > 0:
-            places.append(load.batch_cap)
     elif ready.measurement is not None and _complete(ready.measurement):
         measured = ready.measurement
         batch, prefill_tokens_per_s = 1, measured.prefill_tokens_per_s

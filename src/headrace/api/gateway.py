@@ -261,7 +261,9 @@ class Gateway:
                 timing.output(index, len(output.token_ids), now_s)
                 if first_s is None:
                     first_s = now_s
-                    self._front.first_output(admitted.ticket, index, now_s, output.finish)
+                    self._front.first_output(
+                        admitted.ticket, index, now_s, output.finish, cached_tokens=output.cached_tokens
+                    )
                     timing.queue_wait_s = output.queue_wait_s
                 ledger.generated(entry, index, len(output.token_ids))
                 self._note_load()

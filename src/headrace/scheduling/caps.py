@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 from headrace.scheduling.step import StepTimes
 
+SMALLEST = 8
+"""No knee is looked for below: so few sequences hardly wait for each other, and a cap would make requests queue."""
 
-def knee(times: StepTimes, most: int, gain: float, *, context_tokens: int = 0) -> int:
+
+def knee(times: StepTimes, most: int, gain: float, *, context_tokens: float = 0.0, overhead_s: float = 0.0) -> int:
     """The largest batch size up to ``most`` that is still worth it.
 
-    Sizes are tried by doubling from 1: doubling is worth it while tokens per second rise by at least ``gain`` (0.1:
-    by a tenth). A machine whose kernels are poor at a few rows and good at many is not fooled by the dip: the search
-    looks at every doubling up to ``most`` and takes the last that beat the best before it. ``context_tokens`` is the
-    KV that one sequence reads. When the machine gets slower at large batches, as it does when they no longer fit its
-    caches, the result goes down.
+    Sizes are tried by doubling from ``SMALLEST``: a size is worth it when its tokens per second exceed those of the
+    last one that was by ``gain`` for every doubling between them (0.25: by a quarter). A machine whose kernels are poor
+    at a few rows and good at many is not fooled by the dip: the search looks at every doubling up to ``most``.
+    ``context_tokens`` is the KV that one sequence reads, ``overhead_s`` what a step takes besides its forward passes.
+    When the machine gets slower at large batches, as it does when contexts grow, the result goes down.
     """
-    best_size, best_rate = 1, 1 / max(1e-9, times.call_s(1, context_tokens))
-    size = 2
-    while True:
-        tried = min(size, most)
-        if tried <= best_size:
-            return best_size
-        rate = tried / max(1e-9, times.call_s(tried, tried * context_tokens))
-        # A last step that is less than a doubling needs only its part of the gain.
-        wanted = 1 + gain * (tried / best_size - 1 if tried < 2 * best_size else 1.0)
-        if rate >= best_rate * wanted:
-            best_size, best_rate = tried, rate
-        if tried == most:
-            return best_size
-        size *= 2
+
+    def rate(size: int) -> float:
+        return size / max(1e-9, overhead_s + times.call_s(size, int(size * context_tokens)))
+
+    size = best_size = min(SMALLEST, most)
+    best_rate = rate(size)
+    while size < most:
+        size = min(2 * size, most)
+        tried_rate = rate(size)
+        if tried_rate >= best_rate * (1 + gain) ** math.log2(size / best_size):
+            best_size, best_rate = size, tried_rate
+    return best_size

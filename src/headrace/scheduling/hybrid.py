@@ -37,7 +37,7 @@ from headrace.scheduling.view import BandView, RunningView, kept_paces_s, slack_
 PRESSING_STEPS: Final = 2.0
 """A deadline presses when its prefill must begin within so many of the longest steps: decoders' slack is not waited
 for any more."""
-BATCH_SHARE: Final = 0.6
+BATCH_SHARE: Final = 0.9
 """Of the shortest pace that is kept, what a decode step may take once another sequence has entered."""
 VICTIM_MARGIN_S: Final = 10.0
 """How far behind in rank a sequence must be to be parked for another: parking and coming back cost time, so it must
@@ -53,7 +53,8 @@ class Hybrid:
     def plan(self, state: SchedulerState) -> StepPlan:
         queue = _queue(state)
         view = view_of(state)
-        room = _BatchRoom(state, view, queue)
+        cap_s = _longest_chunk_s(state)
+        room = _BatchRoom(state, view, queue, cap_s)
         promotions, stalled = promotions_of(state, room.streams) if view.full else ((), frozenset())
         victim = _victim(state, queue, view, room)
         if victim is not None:
@@ -63,7 +64,6 @@ class Hybrid:
             for band in view.bands:
                 band.decoders = [s for s in band.decoders if s.request_id not in stalled]
             view.prefilling = [s for s in view.prefilling if s.request_id not in stalled]
-        cap_s = _longest_chunk_s(state)
         decode, decode_s, slack = _decodes(state, view, cap_s)
         prefill = _Prefill(state, room, rows=len(decode), decode_s=decode_s, slack_s=slack, cap_s=cap_s)
         prefill.fill(_candidates(state, queue, view), queue)
@@ -148,14 +148,23 @@ def _trim(band: BandView, cap: int) -> None:
     band.decoders = urgent + others[: max(0, cap - len(urgent))]
 
 
+def presses(sequence: SequenceState, until_s: float) -> bool:
+    """Whether its prefill must begin before ``until_s``; one whose deadline cannot be met in any case presses too."""
+    if sequence.start_by_s == math.inf:
+        return sequence.deadline_s is not None
+    return sequence.start_by_s < until_s
+
+
 class _BatchRoom(Room):
-    """``Room`` with two limits of the batch. Only sequences with a target make it larger than the knee of step time;
+    """``Room`` with two limits of the batch. Only sequences whose deadline presses make it larger than the knee of step
+    time: beyond it everybody gets slower and nobody is served sooner;
     and nobody may make it so large that its decode step takes more than ``BATCH_SHARE`` of a pace that can be kept now
     by somebody as urgent as itself: one more would cost them their targets, and what is left of the pace is needed for
     prefill. For a tenant in debt everybody is as urgent as itself."""
 
-    def __init__(self, state: SchedulerState, view: RunningView, queue: WaitingQueue) -> None:
+    def __init__(self, state: SchedulerState, view: RunningView, queue: WaitingQueue, cap_s: float) -> None:
         super().__init__(state)
+        self._presses_until_s = state.now_s + PRESSING_STEPS * cap_s
         self._times = state.times
         self._queue = queue
         self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
@@ -186,7 +195,7 @@ class _BatchRoom(Room):
         """Whether it may enter now."""
         if not self.has_stream(band) or not self.lane_open(sequence.lane) or not self.in_time(sequence, band):
             return False
-        return sequence.urgent or self._batch[band] > 0
+        return self._batch[band] > 0 or presses(sequence, self._presses_until_s)
 
     def enter(self, sequence: SequenceState, band: int) -> None:
         """One enters."""
@@ -274,6 +283,7 @@ class _Prefill:
         self._state = state
         self._room = room
         self._decoding = rows > 0
+        self._presses_until_s = state.now_s + PRESSING_STEPS * cap_s
         self._decode_s = decode_s
         self._slack_s = slack_s
         self._cap_s = cap_s
@@ -312,7 +322,7 @@ class _Prefill:
             self._admit(sequence, key)  # it was parked while decoding: it decodes from the next step on
             return True
         most = min(max(1, pending), self._tokens_left, sequence.chunk_limit_tokens or self._tokens_left)
-        pressing = not late and self._presses(sequence)
+        pressing = not late and presses(sequence, self._presses_until_s)
         allowed_s = self._cap_s if pressing else min(self._cap_s, self._slack_s)
         tokens = self._fitting(allowed_s, most, done)
         floor = min(most, self._state.knobs.min_prefill_tokens)
@@ -330,12 +340,6 @@ class _Prefill:
         self._pairs += prefill_pairs(done, tokens)
         self._tokens_left -= tokens
         return True
-
-    def _presses(self, sequence: SequenceState) -> bool:
-        """Whether its deadline leaves no time to wait; one that cannot be met in any case is as near as it gets."""
-        if sequence.start_by_s == math.inf:
-            return sequence.deadline_s is not None
-        return sequence.start_by_s - self._state.now_s < PRESSING_STEPS * self._cap_s
 
     def _admit(self, sequence: SequenceState, key: GroupKey) -> None:
         self._room.enter(sequence, key[2])

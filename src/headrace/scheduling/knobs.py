@@ -46,7 +46,7 @@ class SchedulingKnobs(Struct, frozen=True):
     urgent_step_s: float = 0.25
     idle_step_s: float = 0.4
     ageing_s: float = 10.0
-    knee_gain: float = 0.1
+    knee_gain: float = 0.15
 
     def __post_init__(self) -> None:
         for name in ("step_tokens", "max_prefill_tokens", "merge_max", "min_prefill_tokens"):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 EMPTY_PAUSE_S = 0.05
 """How long to wait after a plan that computes nothing and does not say when to ask again."""
 KNEE_INTERVAL_S = 0.5
+OVERHEAD_MEMORY = 0.05
+"""Weight of the latest step in what a step takes besides its passes."""
 
 
 class EngineCore:
@@ -77,6 +79,7 @@ class EngineCore:
         self._last_plan = StepPlan()
         self._last_step_s = 0.0
         self._batch_cap = 0
+        self._overhead_s = 0.0
         self._knee_s = -KNEE_INTERVAL_S
         self.emit: Callable[[StepOutput], None] | None = None
         """Takes outputs as soon as they are there, before the step's next pass; without it ``step`` returns all."""
@@ -186,6 +189,9 @@ class EngineCore:
         ended_s = self._clock()
         self.costs.end(ended_s)
         self._shares.charge_parts(self.forward.parts, ended_s)
+        if self.forward.parts:
+            besides_s = ended_s - started_s - sum([part.took_s for part in self.forward.parts])
+            self._overhead_s += OVERHEAD_MEMORY * (max(0.0, besides_s) - self._overhead_s)
         self.pause_s = self._pause_s(plan)
         self._last_plan, self._last_step_s = plan, ended_s - started_s
         return StepOutput(outputs, ended_s, self.load() if self._report.due(ended_s) else None)
@@ -228,7 +234,15 @@ class EngineCore:
         if now_s - self._knee_s >= KNEE_INTERVAL_S and self.costs.known:
             self._knee_s = now_s
             most = max([band.max_sequences for band in self.residents.bands])
-            self._batch_cap = knee(self.costs.model, most, self.knobs.knee_gain)
+            running = self.residents.running.values()
+            context_tokens = sum([s.state.computed_tokens for s in running]) / max(1, len(running))
+            self._batch_cap = knee(
+                self.costs.model,
+                most,
+                self.knobs.knee_gain,
+                context_tokens=context_tokens,
+                overhead_s=self._overhead_s,
+            )
         return self._batch_cap
 
     def _rates(self) -> ServiceRates:
