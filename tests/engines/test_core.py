@@ -328,6 +328,19 @@ def test_where_sequences_are_computed_one_by_one_a_failed_call_ends_one(
     assert [len(results[f"r{n}"].tokens) for n in range(3)] == [1, 8, 8]
 
 
+def test_a_failed_prompt_is_not_computed_on_in_the_same_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of different lengths are one pass and another one for the rest of the longer; when the first fails, both
+    have ended, and the rest is not computed into a stream that is somebody else's by then."""
+    core.context(0)
+    core.submit(request("short", [5] * 3, max_tokens=5))
+    core.submit(request("longer", [6] * 8, max_tokens=5))
+    raise_once(core, monkeypatch, 0)
+    outputs = core.step().outputs
+    assert sorted((output.request_id, output.finish) for output in outputs) == [("longer", "error"), ("short", "error")]
+    assert core.check_integrity() is None and not core.has_work
+    assert run_one(core, request("next", [7] * 8, max_tokens=5)).finish == "length"
+
+
 def test_a_band_whose_context_cannot_be_created_fails_only_those_that_need_it(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

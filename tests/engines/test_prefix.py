@@ -254,6 +254,20 @@ def test_kv_is_carried_into_another_band(tiny: Model) -> None:
         assert_alike(result, expected[name])
 
 
+def test_kv_of_a_decoding_sequence_is_carried_into_another_band(tiny: Model) -> None:
+    """Its latest tokens, which are not accounted for one by one, travel along and are cut off there; it goes on."""
+    bands = (Band(128, 3), Band(256, 2))
+    shared = words(tiny, 60)
+    first, up = ask("first", [*shared, 1], 50), ask("up", [*shared, *words(tiny, 110, start=500)])
+    expected = without_reuse(tiny, first, up, bands=(bands[1],))
+    limits = msgspec.structs.replace(SMALL_CHUNKS, band_margin_tokens=8)
+    with engine_core(tiny, *bands, limits=limits) as core:
+        results = run(steady(core), {0: [first], 20: [up]}, each_step=sound(core))
+    assert cached(results["up"]) == 60
+    for name, result in results.items():
+        assert_alike(result, expected[name])
+
+
 # Whose KV
 
 

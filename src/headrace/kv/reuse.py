@@ -268,6 +268,11 @@ class PrefixReuse:
         return self._tree.tokens(slot) if slot in self._tree else 0
 
     @property
+    def waiting_ids(self) -> list[str]:
+        """Who waits for a stream."""
+        return list(self._waiting)
+
+    @property
     def resident_tokens(self) -> int:
         """Tokens that residents hold."""
         return sum([self._tree.tokens(slot) for slot in self._residents.holders()])

@@ -213,6 +213,8 @@ class Residents:
         queued = {state.request_id for state in self.queue}
         if queued != set(self.waiting):
             return f"{len(queued)} sequences are in the queue, {len(self.waiting)} wait"
+        if set(self.reuse.waiting_ids) != set(self.waiting):
+            return f"{len(self.reuse.waiting_ids)} sequences wait for KV to reuse, {len(self.waiting)} wait"
         urgent = sum(s.state.urgent for s in [*self.waiting.values(), *self.running.values()])
         if urgent != self._urgent_alive:
             return f"{urgent} urgent sequences are alive, {self._urgent_alive} are counted"
