@@ -179,7 +179,6 @@ class _BatchRoom(Room):
     def __init__(self, state: SchedulerState, view: RunningView, queue: WaitingQueue) -> None:
         super().__init__(state)
         self._times = state.times
-        self._queue = queue
         self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
         self._rows = [band.members for band in view.bands]
         self._cells = [band.context_tokens for band in view.bands]
@@ -187,13 +186,15 @@ class _BatchRoom(Room):
             state.times.call_s(band.members, band.context_tokens) if band.members else 0.0 for band in view.bands
         ]
         self._paces_s = kept_paces_s(view, sum(self._takes_s))
+        self._indebted = queue.indebted
+        self._debtor_most_s = DEBTOR_SHARE * min([*self._paces_s.values(), queue.usual_pace_s()])
 
     def in_time(self, sequence: SequenceState, band: int) -> bool:
         """Whether the batch with it would still leave the paces that are kept now."""
         if not self._rows[band]:
             return True
-        if (sequence.lane, sequence.tenant) in self._queue.indebted:
-            most_s = DEBTOR_SHARE * min([*self._paces_s.values(), self._queue.usual_pace_s()])
+        if self._indebted and (sequence.lane, sequence.tenant) in self._indebted:
+            most_s = self._debtor_most_s
         else:
             paces_s = [s for priority, s in self._paces_s.items() if priority <= sequence.priority]
             most_s = BATCH_SHARE * min(paces_s, default=math.inf)
@@ -238,18 +239,25 @@ class _BatchRoom(Room):
 def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: _BatchRoom) -> SequenceState | None:
     """The running sequence to park for the most urgent one that has a deadline to meet and no stream; None when there
     is no such, or nobody far enough behind it."""
-    blocked = [
-        (group.on_time[0][0] + queue.debt_rank_s(key[:2], group.on_time[0][2]), group.on_time[0][1], key[2])
-        for key, group in queue.groups.items()
-        if group.on_time
-        and group.on_time[0][2].deadline_s is not None
-        and key[2] < len(view.bands)
-        and room.lane_open(key[0])
-        and not (room.has_stream(key[2]) and room.in_time(group.on_time[0][2], key[2]))
-    ]
-    if not blocked:
+    first: tuple[float, str, int] | None = None
+    has_stream = [room.has_stream(band) for band in range(len(view.bands))]
+    in_debt = queue.in_debt
+    for key, group in queue.groups.items():
+        band = key[2]
+        if not group.on_time or band >= len(has_stream):
+            continue
+        rank_s, request_id, sequence = group.on_time[0]
+        if sequence.deadline_s is None:
+            continue
+        if key[:2] in in_debt:
+            rank_s += queue.debt_rank_s(key[:2], sequence)
+        if first is not None and (rank_s, request_id, band) >= first:
+            continue
+        if room.lane_open(key[0]) and not (has_stream[band] and room.in_time(sequence, band)):
+            first = (rank_s, request_id, band)
+    if first is None:
         return None
-    rank_s, _, band = min(blocked)
+    rank_s, _, band = first
     below = [
         s
         for s in state.running
@@ -282,13 +290,20 @@ def _candidates(state: SchedulerState, queue: WaitingQueue, view: RunningView) -
         if indebted:
             rank_s += queue.debt_rank_s((sequence.lane, sequence.tenant), sequence)
         found.append((rank_s, sequence.request_id, sequence, None, 0, late))
+    in_debt = queue.in_debt
     for key, group in queue.groups.items():
+        owner = key[:2]
+        owes = owner in in_debt
         if group.on_time:
             rank_s, request_id, sequence = group.on_time[0]
-            found.append((rank_s + queue.debt_rank_s(key[:2], sequence), request_id, sequence, key, 0, False))
+            if owes:
+                rank_s += queue.debt_rank_s(owner, sequence)
+            found.append((rank_s, request_id, sequence, key, 0, False))
         if group.late:
             rank_s, request_id, sequence = group.late[0]
-            rank_s += queue.debt_rank_s(key[:2], sequence) + LATE_S
+            rank_s += LATE_S
+            if owes:
+                rank_s += queue.debt_rank_s(owner, sequence)
             found.append((rank_s, request_id, sequence, key, 0, True))
     heapq.heapify(found)
     return found

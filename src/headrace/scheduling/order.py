@@ -156,8 +156,15 @@ class WaitingQueue(Collection[SequenceState]):
         debt_s = self._debts.debts_s.get(owner)
         if debt_s is None:
             return 0.0
-        age_s = max(0.0, self._now_s - sequence.arrived_s)
-        return DEBT_WEIGHT * debt_s + age_s * min(1.0, debt_s / FULL_DEBT_S)
+        age_s = self._now_s - sequence.arrived_s
+        if age_s <= 0:
+            return DEBT_WEIGHT * debt_s
+        return DEBT_WEIGHT * debt_s + (age_s if debt_s >= FULL_DEBT_S else age_s * debt_s / FULL_DEBT_S)
+
+    @property
+    def in_debt(self) -> Collection[Owner]:
+        """Tenants (and their lanes) with any debt."""
+        return self._debts.debts_s
 
     @property
     def indebted(self) -> Collection[Owner]:
