@@ -76,6 +76,13 @@ def test_when_nothing_waits_everything_is_forgiven() -> None:
     assert not debts.debts_s and not debts.indebted
 
 
+def test_work_that_is_withdrawn_was_not_asked_for() -> None:
+    debts = flooded(10.0)
+    debts.withdrawn(FLOOD, 20.0)
+    debts.refresh(10.2, {})
+    assert not debts.debts_s
+
+
 def test_without_an_admission_a_debt_ends() -> None:
     """After ``DEBT_LIMIT_S``, however much was asked for: whoever is not served is not starved."""
     debts = flooded(60.0)

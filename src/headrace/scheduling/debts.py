@@ -76,6 +76,11 @@ class Debts:
             else min(MOST_ALLOWED_S, max(LEAST_ALLOWED_S, ALLOWED_SHARE * to_deadline_s))
         )
 
+    def withdrawn(self, owner: Owner, work_s: float) -> None:
+        """Work that arrived is not wanted any more."""
+        account = self._accounts[owner]
+        account.left_s = max(0.0, account.left_s - work_s)
+
     def waits(self, owner: Owner, now_s: float) -> None:
         """A sequence begins to wait."""
         account = self._accounts.setdefault(owner, _Account())

@@ -112,7 +112,7 @@ class WaitingQueue(Collection[SequenceState]):
         self._bands = bands
         self._knobs = knobs
         self.groups: dict[GroupKey, Group] = {}
-        self._where: dict[str, tuple[GroupKey, SequenceState]] = {}
+        self._where: dict[str, tuple[GroupKey, SequenceState, float]] = {}
         self._debts = Debts()
         self._now_s = float("-inf")
         self._urgent: list[tuple[int, float, str, SequenceState]] = []
@@ -122,13 +122,14 @@ class WaitingQueue(Collection[SequenceState]):
         return len(self._where)
 
     def __iter__(self) -> Iterator[SequenceState]:
-        return (sequence for _, sequence in self._where.values())
+        return (sequence for _, sequence, _ in self._where.values())
 
     def __contains__(self, item: object) -> bool:
         return isinstance(item, SequenceState) and item.request_id in self._where
 
     def add(self, sequence: SequenceState, rates: ServiceRates) -> None:
         """Take a sequence in; sets its ``rank_s`` and ``start_by_s``. One that comes back (parked) keeps its rank."""
+        service_s = 0.0
         if sequence.rank_s is None:
             sequence.rank_s = natural_rank_s(sequence, self._knobs.ageing_s)
             sequence.start_by_s = latest_start_s(sequence, rates)
@@ -140,15 +141,15 @@ class WaitingQueue(Collection[SequenceState]):
             pace_s = expected_pace_s(sequence)
             if rates.decode_step_s < pace_s < float("inf"):
                 self._paces[sequence.lane] = (sequence.arrived_s, pace_s)
-        self._insert(sequence)
+        self._insert(sequence, service_s)
 
     def take(self, sequence: SequenceState, now_s: float) -> None:
         """A sequence is admitted: it leaves, and its tenant pays for it."""
         found = self._where.get(sequence.request_id)
         if found is not None:
-            key, _ = found
+            key, _, _ = found
             self._debts.admitted(key[:2], now_s)
-        self.discard(sequence)
+            self._remove(sequence)
 
     def debt_rank_s(self, owner: Owner, sequence: SequenceState) -> float:
         """How much later ``sequence`` of a tenant ranks for what that had or wants beyond its part, as of
@@ -182,11 +183,15 @@ class WaitingQueue(Collection[SequenceState]):
         return (entry[-1] for entry in self._urgent)
 
     def discard(self, sequence: SequenceState) -> None:
-        """Take a sequence out; a no-op when it is not in."""
-        found = self._where.pop(sequence.request_id, None)
-        if found is None:
-            return
-        key, _ = found
+        """Take a sequence out that will not be served, and so has not been asked for; a no-op when it is not in."""
+        found = self._where.get(sequence.request_id)
+        if found is not None:
+            key, _, service_s = found
+            self._debts.withdrawn(key[:2], service_s)
+            self._remove(sequence)
+
+    def _remove(self, sequence: SequenceState) -> None:
+        key, _, _ = self._where.pop(sequence.request_id)
         self._debts.waits_no_more(key[:2])
         del self._urgent[bisect_left(self._urgent, urgency(sequence))]
         group = self.groups[key]
@@ -210,17 +215,17 @@ class WaitingQueue(Collection[SequenceState]):
 
     def set_knobs(self, knobs: SchedulingKnobs) -> None:
         """New knobs: bands and the weight of priority may change, so everything is put in order again."""
-        waiting = list(self)
+        waiting = [(sequence, service_s) for _, sequence, service_s in self._where.values()]
         shift_s = (knobs.ageing_s - self._knobs.ageing_s) / _POINTS_PER_AGEING
         self._knobs = knobs
-        for key, _ in self._where.values():
+        for key, _, _ in self._where.values():
             self._debts.waits_no_more(key[:2])
         self.groups.clear()
         self._urgent.clear()
         self._where.clear()
-        for sequence in waiting:
+        for sequence, service_s in waiting:
             sequence.rank_s = (sequence.rank_s or 0.0) + sequence.priority * shift_s
-            self._insert(sequence)
+            self._insert(sequence, service_s)
 
     def check_integrity(self) -> str | None:
         """None when every index agrees; else what is wrong."""
@@ -231,7 +236,7 @@ class WaitingQueue(Collection[SequenceState]):
                     return f"group {key} is not in order"
                 for rank_s, request_id, sequence in entries:
                     found += 1
-                    if self._where.get(request_id) != (key, sequence) or sequence.rank_s != rank_s:
+                    if self._where.get(request_id, ())[:2] != (key, sequence) or sequence.rank_s != rank_s:
                         return f"{request_id} is not where the index says"
         if found != len(self._urgent) or any((*urgency(s), s) != (*key, s) for *key, s in self._urgent):
             return "the order by urgency does not agree"
@@ -239,9 +244,9 @@ class WaitingQueue(Collection[SequenceState]):
             return f"{found} sequences are in groups, {len(self._where)} in the index"
         return None
 
-    def _insert(self, sequence: SequenceState) -> None:
+    def _insert(self, sequence: SequenceState, service_s: float) -> None:
         key = self._key(sequence)
-        self._where[sequence.request_id] = (key, sequence)
+        self._where[sequence.request_id] = (key, sequence, service_s)
         self._debts.waits(key[:2], max(self._now_s, sequence.arrived_s))
         insort(self._urgent, (*urgency(sequence), sequence), key=lambda entry: entry[:3])
         group = self.groups.setdefault(key, Group())
