@@ -22,17 +22,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-SERVABLE: Final = 0.6
+SERVABLE: Final = 0.65
 """The work that the imaginary engine does in a second. Work is counted at the rates of full batches and large chunks;
 under mixed traffic that meets its targets an engine does about so much of it (virtual clock, the mix of
 ``benchmarks.bursts``)."""
 DEBT_LIMIT_S: Final = 20.0
 FULL_DEBT_S: Final = 2.0
-ALLOWED_SHARE: Final = 0.5
+ALLOWED_SHARE: Final = 0.7
 """Of the time to its deadlines, how long an owner's work may take at its part without a debt."""
 LEAST_ALLOWED_S: Final = 3.0
 """The same for work without a deadline, and the least for any: chance clusters of usual arrivals are no flood."""
-MOST_ALLOWED_S: Final = 15.0
+MOST_ALLOWED_S: Final = 21.0
 ACTIVE_S: Final = 10.0
 """An owner is there for so long after an arrival."""
 _TICK_S: Final = 0.1
