@@ -9,8 +9,10 @@ mix that ``continuous`` completes when a backlog of it waits). Three questions, 
 - **flood of a tenant**: the same from one tenant of a lane that others use too. What do those others lose?
   Yardstick of both: at most 2 points of attainment.
 
-Attainment is the share of requests that met their whole SLO. Nothing is refused at the door: this is what scheduling
-does alone. With and without a flood the other requests are the same, so differences are differences.
+Attainment is the share of requests that met their whole SLO. With and without a flood the other requests are the same,
+so differences are differences. By default nothing is refused at the door: this is what scheduling does alone. With
+``--admission`` the gateway's admission by prediction stands before the engine, with a patience of 1: what would be late
+is shed, and counts as missed. Lanes have equal weights.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from typing import Final
 
 import msgspec
 
+from benchmarks.at_the_door import Door
 from benchmarks.harness import report
 from headrace.bench.load.lengths import parse_lengths
+from headrace.lanes.lane import SLO, Lane
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs, Strategy
 from headrace.simulate.arrivals import RequestStream, feed, requests_of
@@ -78,6 +82,15 @@ MIX: Final = {
     ),
     "batch": LaneMix(0.05, "uniform(200, 1000)", "fixed(200)", 100, Targets()),
 }
+LANES: Final = {
+    name: Lane(
+        priority=mix.priority,
+        slo=SLO(p99_ttft_s=mix.targets.ttft_s, p99_tpot_s=mix.targets.tpot_s, p99_e2e_s=mix.targets.e2e_s),
+        typical_output_tokens=round(parse_lengths(mix.output_length).mean()),
+        patience=1.0,
+    )
+    for name, mix in MIX.items()
+}
 TENANTS: Final = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
 
 
@@ -106,15 +119,18 @@ def drawn(streams: Sequence[RequestStream], seed: int) -> list[VirtualRequest]:
     return requests_of(streams, seed=seed, duration_s=LASTS_S, longest_tokens=CONTEXT_TOKENS)
 
 
-def served(requests: Iterable[VirtualRequest], strategy: Strategy, seed: int) -> list[RequestRecord]:
+def served(
+    requests: Iterable[VirtualRequest], strategy: Strategy, seed: int, *, admission: bool = False
+) -> list[RequestRecord]:
     """What became of every request."""
     simulation = Simulation(seed)
     engine = VirtualEngine(
         SHAPE, SMOLLM2_2_THREADS, simulation.random("engine"), knobs=SchedulingKnobs(strategy=strategy)
     )
-    simulation.add(*feed(requests, engine.submit))
+    door = Door(engine, LANES) if admission else None
+    simulation.add(*(feed(requests, engine.submit) if door is None else door.feed(requests)))
     simulation.run()
-    return list(engine.records.values())
+    return [*engine.records.values(), *(door.shed if door else ())]
 
 
 def capacity(seed: int) -> float:
@@ -200,8 +216,10 @@ def _verdict(holds: bool) -> str:
     return "yes" if holds else "NO"
 
 
-def run_all(streams: Sequence[RequestStream], strategy: Strategy, seeds: Sequence[int]) -> list[RequestRecord]:
-    return [record for seed in seeds for record in served(drawn(streams, seed), strategy, seed)]
+def run_all(
+    streams: Sequence[RequestStream], strategy: Strategy, seeds: Sequence[int], admission: bool
+) -> list[RequestRecord]:
+    return [record for seed in seeds for record in served(drawn(streams, seed), strategy, seed, admission=admission)]
 
 
 def of(
@@ -217,27 +235,29 @@ def of(
     ]
 
 
-def compare(strategy: Strategy, rate: float, seeds: Sequence[int], results: Results) -> None:
+def compare(
+    strategy: Strategy, rate: float, seeds: Sequence[int], results: Results, *, admission: bool = False
+) -> None:
     """All three questions for one strategy."""
-    usually = run_all(usual(rate), strategy, seeds)
+    usually = run_all(usual(rate), strategy, seeds, admission)
     bursts = [
         stream(lane, lane, f"burst({rate * mix.share}, {rate * mix.share * BURST}, at={STARTS_S}, length={BURST_S})")
         for lane, mix in MIX.items()
     ]
-    burst = run_all(bursts, strategy, seeds)
+    burst = run_all(bursts, strategy, seeds, admission)
     for lane in MIX:
         of_lane = _in_lane(lane)
         results.burst(strategy, lane, of(burst, of_lane, 0.0), of(usually, of_lane, 0.0))
     for flooding, mix in MIX.items():
         flood = f"burst(0, {(FLOOD - 1) * rate * mix.share}, at={STARTS_S}, length={FLOOD_S})"
-        records = run_all([*usual(rate), stream("flood", flooding, flood)], strategy, seeds)
+        records = run_all([*usual(rate), stream("flood", flooding, flood)], strategy, seeds, admission)
         for lane in MIX:
             if lane != flooding and MIX[lane].targets != Targets():
                 of_lane = _in_lane(lane)
                 results.flood(f"{flooding} floods 10x", strategy, lane, of(records, of_lane), of(usually, of_lane))
     share = MIX[SHARED_LANE].share
     flood = f"burst(0, {FLOOD * rate * share}, at={STARTS_S}, length={FLOOD_S})"
-    records = run_all([*usual(rate), stream("flood", SHARED_LANE, flood, {"flooder": 1.0})], strategy, seeds)
+    records = run_all([*usual(rate), stream("flood", SHARED_LANE, flood, {"flooder": 1.0})], strategy, seeds, admission)
     for lane in MIX:
         if MIX[lane].targets != Targets():
             of_lane = _in_lane(lane)
@@ -256,20 +276,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--strategies", nargs="+", default=["continuous", "hybrid"])
     parser.add_argument("--load", type=float, default=LOAD, help="share of the capacity")
+    parser.add_argument("--admission", action="store_true", help="shed at the door what is predicted to be late")
     options = parser.parse_args()
     seeds = range(1, options.seeds + 1)
     full = capacity(1)
     results = Results()
     for strategy in options.strategies:
-        compare(msgspec.convert(strategy, Strategy), options.load * full, seeds, results)
+        compare(msgspec.convert(strategy, Strategy), options.load * full, seeds, results, admission=options.admission)
     results.rows.sort(key=lambda row: row[0] != "burst 5x")
     report(
         "bursts",
         f"python -m benchmarks.bursts --seeds {options.seeds} --load {options.load:g} "
-        f"--strategies {' '.join(options.strategies)}",
+        f"--strategies {' '.join(options.strategies)}{' --admission' if options.admission else ''}",
         ["case", "strategy", "lane", "without", "with (burst: before, in, 20 s after, later)", "lost", "within target"],
         results.rows,
-        {"capacity_rps": full, "load": options.load, "rows": results.data},
+        {"capacity_rps": full, "load": options.load, "admission": options.admission, "rows": results.data},
     )
 
 

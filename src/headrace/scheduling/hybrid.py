@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.scheduling.admissible import Room
 from headrace.scheduling.chunks import efficient_tokens, fitting_tokens
 from headrace.scheduling.compaction import moves_of
 from headrace.scheduling.cost import prefill_pairs
+from headrace.scheduling.debts import Owner
 from headrace.scheduling.order import LATE_S, GroupKey, ServiceRates, WaitingQueue
 from headrace.scheduling.placement import promotions_of
 from headrace.scheduling.sequence import SequenceState
@@ -39,6 +41,8 @@ PRESSING_STEPS: Final = 2.0
 for any more."""
 BATCH_SHARE: Final = 0.9
 """Of the shortest pace that is kept, what a decode step may take once another sequence has entered."""
+DEBTOR_SHARE: Final = 0.45
+"""The same for a sequence of a tenant in debt, of the shortest pace of all that come."""
 VICTIM_MARGIN_S: Final = 10.0
 """How far behind in rank a sequence must be to be parked for another: parking and coming back cost time, so it must
 not be done for a little."""
@@ -64,8 +68,8 @@ class Hybrid:
             for band in view.bands:
                 band.decoders = [s for s in band.decoders if s.request_id not in stalled]
             view.prefilling = [s for s in view.prefilling if s.request_id not in stalled]
-        decode, decode_s, slack = _decodes(state, view, cap_s)
-        prefill = _Prefill(state, room, rows=len(decode), decode_s=decode_s, slack_s=slack, cap_s=cap_s)
+        decode = _decodes(state, view, cap_s, queue.indebted)
+        prefill = _Prefill(state, room, decode, cap_s, queue.indebted)
         prefill.fill(_candidates(state, queue, view), queue)
         moves: tuple[Move, ...] = ()
         if not state.fused and not prefill.admissions and not promotions and victim is None:
@@ -75,7 +79,7 @@ class Hybrid:
             moves=moves,
             admissions=tuple(prefill.admissions),
             promotions=promotions,
-            decode=tuple([s.request_id for s in decode]),
+            decode=tuple([s.request_id for s in decode.sequences]),
             prefill=tuple(prefill.chunks),
             strategy="hybrid",
         )
@@ -98,7 +102,18 @@ def _longest_chunk_s(state: SchedulerState) -> float:
     return state.knobs.urgent_step_s if lingering else max(state.knobs.idle_step_s, state.knobs.urgent_step_s)
 
 
-def _decodes(state: SchedulerState, view: RunningView, cap_s: float) -> tuple[list[SequenceState], float, float]:
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """What decodes in a step, how long that takes, and how long a prefill chunk may take besides: one of a tenant in
+    debt, and any other, for which the decodes of those in debt need not keep their pace."""
+
+    sequences: list[SequenceState]
+    takes_s: float
+    slack_s: float
+    fair_slack_s: float
+
+
+def _decodes(state: SchedulerState, view: RunningView, cap_s: float, indebted: Collection[Owner]) -> _Decodes:
     """What decodes in this step, how long that takes, and how long a chunk may take besides.
 
     Bands with a target, or with nothing to do but this, or where a token is due, decode in every step. A band of cold
@@ -123,9 +138,14 @@ def _decodes(state: SchedulerState, view: RunningView, cap_s: float) -> tuple[li
         total_s += takes_s
         if band.urgent:
             constraining += band.decoders
-    spare_s = (
-        slack_s(constraining, state.now_s, total_s, fused=state.fused, enough_s=cap_s) if constraining else math.inf
-    )
+    fair = constraining
+    if indebted and constraining:
+        fair = [s for s in constraining if (s.lane, s.tenant) not in indebted]
+
+    def slack_of(sequences: list[SequenceState]) -> float:
+        return slack_s(sequences, state.now_s, total_s, fused=state.fused, enough_s=cap_s) if sequences else math.inf
+
+    spare_s = slack_of(constraining)
     for band, takes_s in cold:
         if takes_s <= spare_s:
             chosen += band.decoders
@@ -135,10 +155,12 @@ def _decodes(state: SchedulerState, view: RunningView, cap_s: float) -> tuple[li
         # Too many for one step: those due first, so that everybody gets a turn.
         chosen.sort(key=lambda s: (s.due_s, s.request_id))
         chosen = chosen[:budget]
+    fair_s = spare_s if len(fair) == len(constraining) else slack_of(fair)
     relaxed = [s for s in chosen if s.pace_s == math.inf]
-    if relaxed and spare_s > 0:
-        spare_s = min(spare_s, slack_s(relaxed, state.now_s, total_s, fused=state.fused, enough_s=cap_s))
-    return chosen, total_s, spare_s
+    if relaxed and fair_s > 0:
+        relaxed_s = slack_of(relaxed)
+        spare_s, fair_s = min(spare_s, relaxed_s), min(fair_s, relaxed_s)
+    return _Decodes(chosen, total_s, spare_s, fair_s)
 
 
 def _trim(band: BandView, cap: int) -> None:
@@ -166,7 +188,6 @@ class _BatchRoom(Room):
         super().__init__(state)
         self._presses_until_s = state.now_s + PRESSING_STEPS * cap_s
         self._times = state.times
-        self._queue = queue
         self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
         self._rows = [band.members for band in view.bands]
         self._cells = [band.context_tokens for band in view.bands]
@@ -174,18 +195,23 @@ class _BatchRoom(Room):
             state.times.call_s(band.members, band.context_tokens) if band.members else 0.0 for band in view.bands
         ]
         self._paces_s = kept_paces_s(view, sum(self._takes_s))
+        self._indebted = queue.indebted
+        self._debtor_most_s = DEBTOR_SHARE * min([*self._paces_s.values(), queue.usual_pace_s()])
 
     def in_time(self, sequence: SequenceState, band: int) -> bool:
         """Whether the batch with it would still leave the paces that are kept now."""
-        if not self._paces_s or not self._rows[band]:
+        if not self._rows[band]:
             return True
-        indebted = self._queue.indebted((sequence.lane, sequence.tenant))
-        paces_s = [s for priority, s in self._paces_s.items() if indebted or priority <= sequence.priority]
-        if not paces_s:
+        if self._indebted and (sequence.lane, sequence.tenant) in self._indebted:
+            most_s = self._debtor_most_s
+        else:
+            paces_s = [s for priority, s in self._paces_s.items() if priority <= sequence.priority]
+            most_s = BATCH_SHARE * min(paces_s, default=math.inf)
+        if most_s == math.inf:
             return True
         cells = self._cells[band] + sequence.known_tokens
         longer_s = self._times.call_s(self._rows[band] + 1, cells) - self._takes_s[band]
-        return sum(self._takes_s) + longer_s <= BATCH_SHARE * min(paces_s)
+        return sum(self._takes_s) + longer_s <= most_s
 
     def has_stream(self, band: int) -> bool:
         """Whether a stream of the band could be given, lanes aside."""
@@ -222,26 +248,33 @@ class _BatchRoom(Room):
 def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: _BatchRoom) -> SequenceState | None:
     """The running sequence to park for the most urgent one that has a deadline to meet and no stream; None when there
     is no such, or nobody far enough behind it."""
-    blocked = [
-        (group.on_time[0][0] + queue.debt_rank_s(key, group.on_time[0][2]), group.on_time[0][1], key[2])
-        for key, group in queue.groups.items()
-        if group.on_time
-        and group.on_time[0][2].deadline_s is not None
-        and key[2] < len(view.bands)
-        and room.lane_open(key[0])
-        and not (room.has_stream(key[2]) and room.in_time(group.on_time[0][2], key[2]))
-    ]
-    if not blocked:
+    first: tuple[float, str, int] | None = None
+    has_stream = [room.has_stream(band) for band in range(len(view.bands))]
+    in_debt = queue.in_debt
+    for key, group in queue.groups.items():
+        band = key[2]
+        if not group.on_time or band >= len(has_stream):
+            continue
+        rank_s, request_id, sequence = group.on_time[0]
+        if sequence.deadline_s is None:
+            continue
+        if key[:2] in in_debt:
+            rank_s += queue.debt_rank_s(key[:2], sequence)
+        if first is not None and (rank_s, request_id, band) >= first:
+            continue
+        if room.lane_open(key[0]) and not (has_stream[band] and room.in_time(sequence, band)):
+            first = (rank_s, request_id, band)
+    if first is None:
         return None
-    rank_s, _, band = min(blocked)
+    rank_s, _, band = first
     below = [
         s
         for s in state.running
         if s.slot is not None
         and s.slot.band == band
         and s.computed_tokens < state.bands[band].max_context_tokens
-        and (not s.urgent or queue.indebted((s.lane, s.tenant)))
-        and (s.rank_s or 0.0) + queue.debt_rank_s((s.lane, s.tenant, band), s) > rank_s + VICTIM_MARGIN_S
+        and (not s.urgent or (s.lane, s.tenant) in queue.indebted)
+        and (s.rank_s or 0.0) + queue.debt_rank_s((s.lane, s.tenant), s) > rank_s + VICTIM_MARGIN_S
     ]
     return max(below, key=lambda s: (s.rank_s or 0.0, s.request_id)) if below else None
 
@@ -258,17 +291,28 @@ def _candidates(state: SchedulerState, queue: WaitingQueue, view: RunningView) -
     found: list[_Candidate] = []
     chunk = state.knobs.max_prefill_tokens
     token_s = state.times.call_s(chunk) / chunk if view.prefilling else 0.0
+    indebted = bool(queue.indebted)
     for sequence in view.prefilling:
         # What is computed already need not be started any more.
         late = sequence.start_by_s + sequence.computed_tokens * token_s < state.now_s
-        found.append(((sequence.rank_s or 0.0) + LATE_S * late, sequence.request_id, sequence, None, 0, late))
+        rank_s = (sequence.rank_s or 0.0) + LATE_S * late
+        if indebted:
+            rank_s += queue.debt_rank_s((sequence.lane, sequence.tenant), sequence)
+        found.append((rank_s, sequence.request_id, sequence, None, 0, late))
+    in_debt = queue.in_debt
     for key, group in queue.groups.items():
+        owner = key[:2]
+        owes = owner in in_debt
         if group.on_time:
             rank_s, request_id, sequence = group.on_time[0]
-            found.append((rank_s + queue.debt_rank_s(key, sequence), request_id, sequence, key, 0, False))
+            if owes:
+                rank_s += queue.debt_rank_s(owner, sequence)
+            found.append((rank_s, request_id, sequence, key, 0, False))
         if group.late:
             rank_s, request_id, sequence = group.late[0]
-            rank_s += queue.debt_rank_s(key, sequence) + LATE_S
+            rank_s += LATE_S
+            if owes:
+                rank_s += queue.debt_rank_s(owner, sequence)
             found.append((rank_s, request_id, sequence, key, 0, True))
     heapq.heapify(found)
     return found
@@ -278,14 +322,16 @@ class _Prefill:
     """Fills a step with chunks, in order, until the time or the tokens are used up."""
 
     def __init__(
-        self, state: SchedulerState, room: _BatchRoom, *, rows: int, decode_s: float, slack_s: float, cap_s: float
+        self, state: SchedulerState, room: _BatchRoom, decode: _Decodes, cap_s: float, indebted: Collection[Owner]
     ) -> None:
+        rows = len(decode.sequences)
         self._state = state
         self._room = room
         self._decoding = rows > 0
         self._presses_until_s = state.now_s + PRESSING_STEPS * cap_s
-        self._decode_s = decode_s
-        self._slack_s = slack_s
+        self._decode_s = decode.takes_s
+        self._decodes = decode
+        self._indebted = indebted
         self._cap_s = cap_s
         self._rows = rows if state.fused else 0
         self._pairs = 0
@@ -311,7 +357,7 @@ class _Prefill:
         entries = queue.groups[key].late if late else queue.groups[key].on_time
         if place < len(entries):
             rank_s, request_id, sequence = entries[place]
-            rank_s += queue.debt_rank_s(key, sequence) + LATE_S * late
+            rank_s += queue.debt_rank_s(key[:2], sequence) + LATE_S * late
             heapq.heappush(candidates, (rank_s, request_id, sequence, key, place, late))
 
     def _take(self, sequence: SequenceState, key: GroupKey | None, late: bool) -> bool:
@@ -322,12 +368,14 @@ class _Prefill:
             self._admit(sequence, key)  # it was parked while decoding: it decodes from the next step on
             return True
         most = min(max(1, pending), self._tokens_left, sequence.chunk_limit_tokens or self._tokens_left)
-        pressing = not late and presses(sequence, self._presses_until_s)
-        allowed_s = self._cap_s if pressing else min(self._cap_s, self._slack_s)
+        in_debt = (sequence.lane, sequence.tenant) in self._indebted
+        pressing = not late and not in_debt and presses(sequence, self._presses_until_s)
+        slack = self._decodes.slack_s if in_debt else self._decodes.fair_slack_s
+        allowed_s = self._cap_s if pressing else min(self._cap_s, slack)
         tokens = self._fitting(allowed_s, most, done)
         floor = min(most, self._state.knobs.min_prefill_tokens)
         if tokens < most and not self.chunks:
-            if pressing or not self._decoding or self._slack_s == math.inf:
+            if pressing or not self._decoding or slack == math.inf:
                 tokens = max(tokens, floor)
             elif tokens < min(self._efficient(most), max(floor, self._fitting(self._cap_s, most, done))):
                 return False

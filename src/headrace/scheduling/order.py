@@ -11,13 +11,10 @@ later: ageing without ever sorting again.
 A sequence whose deadline cannot be met any more (``start_by_s`` has passed) ranks ``LATE_S`` later, behind those of
 its lane that still can.
 
-Between lanes and tenants there are shares. A tenant has a part of its lane's guaranteed share of the engine; each of
-its sequences that is admitted moves a clock of its own on by the time that its service takes at that part. How far
-the clock is ahead of the present is its *debt*: what it had beyond its part. A second of debt ranks everything of that
-tenant and lane ``DEBT_WEIGHT`` seconds later, and from ``FULL_DEBT_S`` on its waiting does not count: a backlog that is
-a tenant's own doing does not age. A flood therefore delays itself, and whoever stays within its part is served as if
-there were none. (VirtualClock: L. Zhang, SIGCOMM 1990, with the debt limited to ``DEBT_LIMIT_S`` and forgiven as soon
-as nothing of that tenant waits, so that nobody pays for long for idle capacity that it used.)
+Between lanes and tenants there are parts (``debts``): whoever asks for more than its part of a busy engine is in debt.
+A second of debt ranks everything of that tenant and lane ``DEBT_WEIGHT`` seconds later, and from ``FULL_DEBT_S`` on its
+waiting does not count: a backlog that is a tenant's own doing does not age. A flood therefore delays itself, and
+whoever stays within its part is served as if there were none.
 
 **Bound.** Sequence A of a tenant without debt is passed only by sequences that arrive before
 
@@ -36,23 +33,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.scheduling.bands import Band, first_band
+from headrace.scheduling.debts import ACTIVE_S, FULL_DEBT_S, Debts, Owner
 from headrace.scheduling.knobs import SchedulingKnobs
-from headrace.scheduling.sequence import SequenceState, urgency
+from headrace.scheduling.sequence import PACE_MARGIN, SequenceState, urgency
 
 LATE_S: Final = 5.0
 """How much later a sequence ranks once its deadline is lost: long enough that a burst's on-time requests pass, short
 enough that the late ones do not wait for the end of the overload."""
-DEBT_LIMIT_S: Final = 20.0
-DEBT_WEIGHT: Final = 5.0
+DEBT_WEIGHT: Final = 10.0
 """High enough that a flood falls behind the least urgent default lane (some 70 s of rank away) within a few seconds of
 engine time, low enough that a chance cluster of arrivals costs a lane no more than its place among near ones."""
-FULL_DEBT_S: Final = 2.0
-ACTIVE_S: Final = 10.0
-"""A lane shares the engine for so long after an arrival."""
 _POINTS_PER_AGEING: Final = 10
 
-Owner = tuple[str, str | None]
-"""Lane, tenant."""
 GroupKey = tuple[str, str | None, int]
 """Lane, tenant, band."""
 
@@ -80,8 +72,11 @@ class Group:
 
 def natural_rank_s(sequence: SequenceState, ageing_s: float) -> float:
     """The rank of a sequence without lateness and debt (see the module)."""
-    to_deadline_s = 0.0 if sequence.deadline_s is None else max(0.0, sequence.deadline_s - sequence.arrived_s)
-    return sequence.arrived_s + to_deadline_s + sequence.priority * ageing_s / _POINTS_PER_AGEING
+    return sequence.arrived_s + (_to_deadline_s(sequence) or 0.0) + sequence.priority * ageing_s / _POINTS_PER_AGEING
+
+
+def _to_deadline_s(sequence: SequenceState) -> float | None:
+    return None if sequence.deadline_s is None else max(0.0, sequence.deadline_s - sequence.arrived_s)
 
 
 def latest_start_s(sequence: SequenceState, rates: ServiceRates) -> float:
@@ -97,6 +92,15 @@ def latest_start_s(sequence: SequenceState, rates: ServiceRates) -> float:
     return start_s if start_s > sequence.arrived_s else float("inf")
 
 
+def expected_pace_s(sequence: SequenceState) -> float:
+    """The time per token that a sequence will need to meet its targets; inf without any."""
+    pace_s = float("inf") if sequence.tpot_s is None else sequence.tpot_s
+    if sequence.finish_by_s is not None:
+        tokens = max(1, sequence.output_tokens_to_expect)
+        pace_s = min(pace_s, max(0.0, sequence.finish_by_s - sequence.arrived_s) / tokens)
+    return PACE_MARGIN * pace_s
+
+
 class WaitingQueue(Collection[SequenceState]):
     """Sequences that wait, in the order above, kept sorted as they come and go.
 
@@ -109,11 +113,10 @@ class WaitingQueue(Collection[SequenceState]):
         self._knobs = knobs
         self.groups: dict[GroupKey, Group] = {}
         self._where: dict[str, tuple[GroupKey, SequenceState, float]] = {}
-        self._clocks_s: dict[Owner, float] = {}
-        self._tenants: dict[Owner, int] = {}
+        self._debts = Debts()
         self._now_s = float("-inf")
         self._urgent: list[tuple[int, float, str, SequenceState]] = []
-        self._seen_s: dict[str, float] = {}
+        self._paces: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._where)
@@ -126,48 +129,70 @@ class WaitingQueue(Collection[SequenceState]):
 
     def add(self, sequence: SequenceState, rates: ServiceRates) -> None:
         """Take a sequence in; sets its ``rank_s`` and ``start_by_s``. One that comes back (parked) keeps its rank."""
+        service_s = 0.0
         if sequence.rank_s is None:
             sequence.rank_s = natural_rank_s(sequence, self._knobs.ageing_s)
             sequence.start_by_s = latest_start_s(sequence, rates)
-            self._seen_s[sequence.lane] = max(sequence.arrived_s, self._seen_s.get(sequence.lane, sequence.arrived_s))
-        to_come = max(0, sequence.output_tokens_to_expect - sequence.generated_tokens)
-        service_s = sequence.uncached_tokens * rates.prefill_token_s + to_come * rates.decode_token_s
+            service_s = sequence.uncached_tokens * rates.prefill_token_s
+            service_s += sequence.output_tokens_to_expect * rates.decode_token_s
+            self._debts.arrived(
+                (sequence.lane, sequence.tenant), service_s, sequence.arrived_s, _to_deadline_s(sequence)
+            )
+            pace_s = expected_pace_s(sequence)
+            if rates.decode_step_s < pace_s < float("inf"):
+                self._paces[sequence.lane] = (sequence.arrived_s, pace_s)
         self._insert(sequence, service_s)
 
     def take(self, sequence: SequenceState, now_s: float) -> None:
-        """A sequence is admitted: it leaves, and its tenant's clock moves on by its service."""
+        """A sequence is admitted: it leaves, and its tenant pays for it."""
         found = self._where.get(sequence.request_id)
         if found is not None:
-            key, _, service_s = found
-            owner = key[:2]
-            clock_s = max(now_s, self._clocks_s.get(owner, now_s))
-            clock_s += service_s / self._part(owner, now_s - ACTIVE_S)
-            self._clocks_s[owner] = min(clock_s, now_s + DEBT_LIMIT_S)
-        self.discard(sequence)
+            key, _, _ = found
+            self._debts.admitted(key[:2], now_s)
+            self._remove(sequence)
 
-    def debt_rank_s(self, key: GroupKey, sequence: SequenceState) -> float:
-        """How much later the first of a group, ``sequence``, ranks for what its tenant had beyond its part, as of
+    def debt_rank_s(self, owner: Owner, sequence: SequenceState) -> float:
+        """How much later ``sequence`` of a tenant ranks for what that had or wants beyond its part, as of
         ``refresh``."""
-        debt_s = self._clocks_s.get(key[:2], self._now_s) - self._now_s
-        if not debt_s > 0:
+        debt_s = self._debts.debts_s.get(owner)
+        if debt_s is None:
             return 0.0
-        age_s = max(0.0, self._now_s - sequence.arrived_s)
-        return DEBT_WEIGHT * debt_s + age_s * min(1.0, debt_s / FULL_DEBT_S)
+        age_s = self._now_s - sequence.arrived_s
+        if age_s <= 0:
+            return DEBT_WEIGHT * debt_s
+        return DEBT_WEIGHT * debt_s + (age_s if debt_s >= FULL_DEBT_S else age_s * debt_s / FULL_DEBT_S)
 
-    def indebted(self, owner: Owner) -> bool:
-        """Whether a tenant had so much more than its part of a lane that its waiting does not count."""
-        return self._clocks_s.get(owner, self._now_s) - self._now_s > FULL_DEBT_S
+    @property
+    def in_debt(self) -> Collection[Owner]:
+        """Tenants (and their lanes) with any debt."""
+        return self._debts.debts_s
+
+    @property
+    def indebted(self) -> Collection[Owner]:
+        """Tenants (and their lanes) that had or want so much more than their part that their waiting does not count."""
+        return self._debts.indebted
+
+    def usual_pace_s(self) -> float:
+        """The shortest time per token that sequences of late need, whether they are there now or not; inf when none
+        needs one."""
+        since_s = self._now_s - ACTIVE_S
+        return min([pace_s for seen_s, pace_s in self._paces.values() if seen_s >= since_s], default=float("inf"))
 
     def by_urgency(self) -> Iterator[SequenceState]:
         """All of them by priority and arrival alone (``sequence.urgency``), for strategies without deadlines."""
         return (entry[-1] for entry in self._urgent)
 
     def discard(self, sequence: SequenceState) -> None:
-        """Take a sequence out; a no-op when it is not in."""
-        found = self._where.pop(sequence.request_id, None)
-        if found is None:
-            return
-        key, _, _ = found
+        """Take a sequence out that will not be served, and so has not been asked for; a no-op when it is not in."""
+        found = self._where.get(sequence.request_id)
+        if found is not None:
+            key, _, service_s = found
+            self._debts.withdrawn(key[:2], service_s)
+            self._remove(sequence)
+
+    def _remove(self, sequence: SequenceState) -> None:
+        key, _, _ = self._where.pop(sequence.request_id)
+        self._debts.waits_no_more(key[:2])
         del self._urgent[bisect_left(self._urgent, urgency(sequence))]
         group = self.groups[key]
         entry = (sequence.rank_s or 0.0, sequence.request_id)
@@ -178,15 +203,11 @@ class WaitingQueue(Collection[SequenceState]):
                 break
         if not group:
             del self.groups[key]
-        owner = key[:2]
-        self._tenants[owner] -= 1
-        if not self._tenants[owner]:
-            del self._tenants[owner]
-            self._clocks_s.pop(owner, None)  # the backlog is gone: what was used of idle capacity is forgiven
 
     def refresh(self, now_s: float) -> None:
         """It is ``now_s``: put sequences whose deadline was lost since the last call behind the others."""
         self._now_s = now_s
+        self._debts.refresh(now_s, self._knobs.lane_weights)
         for group in self.groups.values():
             while group.on_time and group.on_time[0][2].start_by_s < now_s:
                 _, request_id, sequence = group.on_time.pop(0)
@@ -197,10 +218,11 @@ class WaitingQueue(Collection[SequenceState]):
         waiting = [(sequence, service_s) for _, sequence, service_s in self._where.values()]
         shift_s = (knobs.ageing_s - self._knobs.ageing_s) / _POINTS_PER_AGEING
         self._knobs = knobs
+        for key, _, _ in self._where.values():
+            self._debts.waits_no_more(key[:2])
         self.groups.clear()
         self._urgent.clear()
         self._where.clear()
-        self._tenants.clear()
         for sequence, service_s in waiting:
             sequence.rank_s = (sequence.rank_s or 0.0) + sequence.priority * shift_s
             self._insert(sequence, service_s)
@@ -224,9 +246,8 @@ class WaitingQueue(Collection[SequenceState]):
 
     def _insert(self, sequence: SequenceState, service_s: float) -> None:
         key = self._key(sequence)
-        owner = key[:2]
         self._where[sequence.request_id] = (key, sequence, service_s)
-        self._tenants[owner] = self._tenants.get(owner, 0) + 1
+        self._debts.waits(key[:2], max(self._now_s, sequence.arrived_s))
         insort(self._urgent, (*urgency(sequence), sequence), key=lambda entry: entry[:3])
         group = self.groups.setdefault(key, Group())
         insort(group.on_time, (sequence.rank_s or 0.0, sequence.request_id, sequence), key=lambda entry: entry[:2])
@@ -235,13 +256,3 @@ class WaitingQueue(Collection[SequenceState]):
         needed = max(sequence.known_tokens, sequence.prompt_tokens)
         band = first_band(needed, sequence.limit_tokens, self._bands, self._knobs.band_margin_tokens)
         return sequence.lane, sequence.tenant, len(self._bands) if band is None else band
-
-    def _part(self, owner: Owner, since_s: float) -> float:
-        """The part of the engine that is this tenant's in this lane: the lane's weight among lanes that wait or had an
-        arrival lately, divided by the lane's tenants that wait."""
-        weights = self._knobs.lane_weights
-        # A lane that is served at once hardly ever waits: it counts all the same, or others would take its part.
-        lanes = {lane for lane, _ in self._tenants} | {lane for lane, at_s in self._seen_s.items() if at_s >= since_s}
-        tenants = sum(1 for lane, _ in self._tenants if lane == owner[0]) + (owner not in self._tenants)
-        total = sum(weights.get(lane, 1.0) for lane in lanes)
-        return weights.get(owner[0], 1.0) / total / max(1, tenants)
