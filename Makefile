@@ -1,6 +1,6 @@
 # `make serve` and `make test` install what they need. ARGS goes to the program: make serve ARGS="--port 9000"
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check bench-peers format lock clean
+.PHONY: help setup serve test test-all check bench-peers bench-strategies format lock clean
 
 BIN := .venv/bin
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -28,6 +28,9 @@ check: setup ## lint, format and strict types
 
 bench-peers: setup ## headrace beside llama-server and others under mixed traffic (half an hour)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-strategies: setup ## headrace's strategies beside one another under mixed traffic
+	$(BIN)/python -m benchmarks.peers --strategies hybrid static dynamic continuous --no-llama-server $(ARGS)
 
 format: setup ## format the sources
 	$(BIN)/ruff check --fix .
