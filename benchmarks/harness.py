@@ -149,7 +149,8 @@ class LeanStream:
         self.socket = socket.create_connection((served.host, served.port))
         self.socket.sendall(
             f"POST {path} HTTP/1.1\r\nHost: {served.host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
+            # No targets: many streams at once are what is measured, not whether they would be refused.
+            f"X-Headrace-Lane: batch\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
             + payload
         )
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, READ_AT_BYTES)
