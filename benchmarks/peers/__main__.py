@@ -42,7 +42,8 @@ BATCH = 256
 """Of llama-server's second variant."""
 TINY_SECONDS, REAL_SECONDS = 75.0, 50.0
 """A round stays below half an hour. At 15 requests/s of capacity it offers 560 short and 340 dialogue requests at
-100 %; a p99 takes 368 answers, for dialogue two rounds. SmolLM2 completes less than one a second; its part has no p99, whatever its length."""
+100 %; a p99 takes 368 answers, for dialogue two rounds. SmolLM2 completes less than one a second; its part has no p99,
+whatever its length."""
 
 
 def main() -> None:
