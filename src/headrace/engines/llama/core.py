@@ -227,6 +227,7 @@ class EngineCore:
             urgent_seen_s=residents.urgent_seen_s(now_s),
             traffic=self._traffic.view(),
             batch_cap=self._cap(now_s),
+            strategy=self._last_plan.strategy,
         )
 
     def _cap(self, now_s: float) -> int:
