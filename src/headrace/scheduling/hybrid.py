@@ -25,7 +25,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.scheduling.admissible import Room
+from headrace.scheduling.batch_room import BatchRoom, presses
 from headrace.scheduling.chunks import efficient_tokens, fitting_tokens
 from headrace.scheduling.compaction import moves_of
 from headrace.scheduling.cost import prefill_pairs
@@ -34,15 +34,8 @@ from headrace.scheduling.order import LATE_S, GroupKey, ServiceRates, WaitingQue
 from headrace.scheduling.placement import promotions_of
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import Admission, Move, PrefillChunk, SchedulerState, StepPlan
-from headrace.scheduling.view import BandView, RunningView, kept_paces_s, slack_s, view_of
+from headrace.scheduling.view import BandView, RunningView, slack_s, view_of
 
-PRESSING_STEPS: Final = 2.0
-"""A deadline presses when its prefill must begin within so many of the longest steps: decoders' slack is not waited
-for any more."""
-BATCH_SHARE: Final = 0.9
-"""Of the shortest pace that is kept, what a decode step may take once another sequence has entered."""
-DEBTOR_SHARE: Final = 0.45
-"""The same for a sequence of a tenant in debt, of the shortest pace of all that come."""
 VICTIM_MARGIN_S: Final = 10.0
 """How far behind in rank a sequence must be to be parked for another: parking and coming back cost time, so it must
 not be done for a little."""
@@ -58,7 +51,7 @@ class Hybrid:
         queue = _queue(state)
         view = view_of(state)
         cap_s = _longest_chunk_s(state)
-        room = _BatchRoom(state, view, queue, cap_s)
+        room = BatchRoom(state, view, queue, cap_s)
         promotions, stalled = promotions_of(state, room.streams) if view.full else ((), frozenset())
         victim = _victim(state, queue, view, room)
         if victim is not None:
@@ -68,7 +61,7 @@ class Hybrid:
             for band in view.bands:
                 band.decoders = [s for s in band.decoders if s.request_id not in stalled]
             view.prefilling = [s for s in view.prefilling if s.request_id not in stalled]
-        decode = _decodes(state, view, cap_s, queue.indebted)
+        decode = _decodes(state, view, queue.indebted)
         prefill = _Prefill(state, room, decode, cap_s, queue.indebted)
         prefill.fill(_candidates(state, queue, view), queue)
         moves: tuple[Move, ...] = ()
@@ -113,7 +106,7 @@ class _Decodes:
     fair_slack_s: float
 
 
-def _decodes(state: SchedulerState, view: RunningView, cap_s: float, indebted: Collection[Owner]) -> _Decodes:
+def _decodes(state: SchedulerState, view: RunningView, indebted: Collection[Owner]) -> _Decodes:
     """What decodes in this step, how long that takes, and how long a chunk may take besides.
 
     Bands with a target, or with nothing to do but this, or where a token is due, decode in every step. A band of cold
@@ -143,7 +136,7 @@ def _decodes(state: SchedulerState, view: RunningView, cap_s: float, indebted: C
         fair = [s for s in constraining if (s.lane, s.tenant) not in indebted]
 
     def slack_of(sequences: list[SequenceState]) -> float:
-        return slack_s(sequences, state.now_s, total_s, fused=state.fused, enough_s=cap_s) if sequences else math.inf
+        return slack_s(sequences, state.now_s, total_s, fused=state.fused) if sequences else math.inf
 
     spare_s = slack_of(constraining)
     for band, takes_s in cold:
@@ -170,82 +163,7 @@ def _trim(band: BandView, cap: int) -> None:
     band.decoders = urgent + others[: max(0, cap - len(urgent))]
 
 
-def presses(sequence: SequenceState, until_s: float) -> bool:
-    """Whether its prefill must begin before ``until_s``; one whose deadline cannot be met in any case presses too."""
-    if sequence.start_by_s == math.inf:
-        return sequence.deadline_s is not None
-    return sequence.start_by_s < until_s
-
-
-class _BatchRoom(Room):
-    """``Room`` with two limits of the batch. Only sequences whose deadline presses make it larger than the knee of step
-    time: beyond it everybody gets slower and nobody is served sooner;
-    and nobody may make it so large that its decode step takes more than ``BATCH_SHARE`` of a pace that can be kept now
-    by somebody as urgent as itself: one more would cost them their targets, and what is left of the pace is needed for
-    prefill. For a tenant in debt everybody is as urgent as itself."""
-
-    def __init__(self, state: SchedulerState, view: RunningView, queue: WaitingQueue, cap_s: float) -> None:
-        super().__init__(state)
-        self._presses_until_s = state.now_s + PRESSING_STEPS * cap_s
-        self._times = state.times
-        self._batch = [(state.batch_cap or math.inf) - band.members for band in view.bands]
-        self._rows = [band.members for band in view.bands]
-        self._cells = [band.context_tokens for band in view.bands]
-        self._takes_s = [
-            state.times.call_s(band.members, band.context_tokens) if band.members else 0.0 for band in view.bands
-        ]
-        self._paces_s = kept_paces_s(view, sum(self._takes_s))
-        self._indebted = queue.indebted
-        self._debtor_most_s = DEBTOR_SHARE * min([*self._paces_s.values(), queue.usual_pace_s()])
-
-    def in_time(self, sequence: SequenceState, band: int) -> bool:
-        """Whether the batch with it would still leave the paces that are kept now."""
-        if not self._rows[band]:
-            return True
-        if self._indebted and (sequence.lane, sequence.tenant) in self._indebted:
-            most_s = self._debtor_most_s
-        else:
-            paces_s = [s for priority, s in self._paces_s.items() if priority <= sequence.priority]
-            most_s = BATCH_SHARE * min(paces_s, default=math.inf)
-        if most_s == math.inf:
-            return True
-        cells = self._cells[band] + sequence.known_tokens
-        longer_s = self._times.call_s(self._rows[band] + 1, cells) - self._takes_s[band]
-        return sum(self._takes_s) + longer_s <= most_s
-
-    def has_stream(self, band: int) -> bool:
-        """Whether a stream of the band could be given, lanes aside."""
-        return band < len(self.streams) and self.streams[band] > 0 and self.sequences > 0
-
-    def lets_in(self, sequence: SequenceState, band: int) -> bool:
-        """Whether it may enter now."""
-        if not self.has_stream(band) or not self.lane_open(sequence.lane) or not self.in_time(sequence, band):
-            return False
-        return self._batch[band] > 0 or presses(sequence, self._presses_until_s)
-
-    def enter(self, sequence: SequenceState, band: int) -> None:
-        """One enters."""
-        self.take(sequence.lane, band)
-        self._batch[band] -= 1
-        self._rows[band] += 1
-        self._cells[band] += sequence.known_tokens
-        self._takes_s[band] = self._times.call_s(self._rows[band], self._cells[band])
-
-    def give_back(self, victim: SequenceState) -> None:
-        """One leaves."""
-        assert victim.slot is not None
-        band = victim.slot.band
-        self.streams[band] += 1
-        self._batch[band] += 1
-        self._rows[band] -= 1
-        self._cells[band] -= victim.computed_tokens
-        self._takes_s[band] = self._times.call_s(self._rows[band], self._cells[band]) if self._rows[band] else 0.0
-        self.sequences += 1
-        if victim.lane in self.lanes:
-            self.lanes[victim.lane] += 1
-
-
-def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: _BatchRoom) -> SequenceState | None:
+def _victim(state: SchedulerState, queue: WaitingQueue, view: RunningView, room: BatchRoom) -> SequenceState | None:
     """The running sequence to park for the most urgent one that has a deadline to meet and no stream; None when there
     is no such, or nobody far enough behind it."""
     first: tuple[float, str, int] | None = None
@@ -322,13 +240,12 @@ class _Prefill:
     """Fills a step with chunks, in order, until the time or the tokens are used up."""
 
     def __init__(
-        self, state: SchedulerState, room: _BatchRoom, decode: _Decodes, cap_s: float, indebted: Collection[Owner]
+        self, state: SchedulerState, room: BatchRoom, decode: _Decodes, cap_s: float, indebted: Collection[Owner]
     ) -> None:
         rows = len(decode.sequences)
         self._state = state
         self._room = room
         self._decoding = rows > 0
-        self._presses_until_s = state.now_s + PRESSING_STEPS * cap_s
         self._decode_s = decode.takes_s
         self._decodes = decode
         self._indebted = indebted
@@ -369,7 +286,7 @@ class _Prefill:
             return True
         most = min(max(1, pending), self._tokens_left, sequence.chunk_limit_tokens or self._tokens_left)
         in_debt = (sequence.lane, sequence.tenant) in self._indebted
-        pressing = not late and not in_debt and presses(sequence, self._presses_until_s)
+        pressing = not late and not in_debt and presses(sequence, self._room.presses_until_s)
         slack = self._decodes.slack_s if in_debt else self._decodes.fair_slack_s
         allowed_s = self._cap_s if pressing else min(self._cap_s, slack)
         tokens = self._fitting(allowed_s, most, done)

@@ -32,12 +32,10 @@ class BandView:
 
 @dataclass(slots=True)
 class RunningView:
-    """All bands, sequences that are still computing their prompt, and counts."""
+    """All bands, sequences that are still computing their prompt, and whether one has filled its band."""
 
     bands: list[BandView]
     prefilling: list[SequenceState]
-    lanes: dict[str, int]
-    total: int
     full: bool
 
 
@@ -46,8 +44,6 @@ def view_of(state: SchedulerState) -> RunningView:
     bands = [BandView() for _ in state.bands]
     limits = [band.max_context_tokens for band in state.bands]
     prefilling: list[SequenceState] = []
-    lanes: dict[str, int] = {}
-    count_lanes = bool(state.knobs.lane_caps)
     full = False
     for sequence in state.running:
         slot = sequence.slot
@@ -58,8 +54,6 @@ def view_of(state: SchedulerState) -> RunningView:
         pending = sequence.known_tokens - computed
         if computed >= limits[slot.band]:
             full = True
-        if count_lanes:
-            lanes[sequence.lane] = lanes.get(sequence.lane, 0) + 1
         if pending == 1 and sequence.first_token_s is not None:
             band.decoders.append(sequence)
             band.context_tokens += computed
@@ -74,7 +68,7 @@ def view_of(state: SchedulerState) -> RunningView:
                 band.urgent = True
         elif pending:
             prefilling.append(sequence)
-    return RunningView(bands, prefilling, lanes, len(state.running), full)
+    return RunningView(bands, prefilling, full)
 
 
 def kept_paces_s(view: RunningView, decode_s: float) -> dict[int, float]:
@@ -91,14 +85,13 @@ def kept_paces_s(view: RunningView, decode_s: float) -> dict[int, float]:
     return least_s
 
 
-def slack_s(decoders: list[SequenceState], now_s: float, decode_s: float, *, fused: bool, enough_s: float) -> float:
+def slack_s(decoders: list[SequenceState], now_s: float, decode_s: float, *, fused: bool) -> float:
     """How long a prefill chunk may take so that every decoding sequence still keeps its pace.
 
     ``decode_s`` is the predicted time of one decode step of all of them. Where decodes are computed before the chunk
     (not ``fused``), this step's token comes in any case: it is the next one, due a pace later, that waits for the
     chunk and for the decode step after it. Sequences that cannot keep their pace any more, or whose pace is shorter
-    than a decode step, do not constrain: they lose nothing by it, and others gain. Looks no further once slack is
-    known to be at least ``enough_s`` for all; inf when nobody constrains.
+    than a decode step, do not constrain: they lose nothing by it, and others gain. inf when nobody constrains.
     """
     least_s = math.inf
     steps = 1 if fused else 2
@@ -116,4 +109,4 @@ def slack_s(decoders: list[SequenceState], now_s: float, decode_s: float, *, fus
                     continue
         if left_s < least_s:
             least_s = left_s
-    return least_s if least_s < enough_s else max(least_s, enough_s)
+    return least_s
