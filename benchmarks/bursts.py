@@ -26,13 +26,13 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.at_the_door import Door
 from benchmarks.harness import report
 from headrace.bench.load.lengths import parse_lengths
 from headrace.lanes.lane import SLO, Lane
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs, Strategy
 from headrace.simulate.arrivals import RequestStream, feed, requests_of
+from headrace.simulate.door import Door
 from headrace.simulate.requests import RequestRecord, Targets, VirtualRequest
 from headrace.simulate.simulation import Simulation
 from headrace.simulate.step_times import SMOLLM2_2_THREADS
@@ -127,10 +127,10 @@ def served(
     engine = VirtualEngine(
         SHAPE, SMOLLM2_2_THREADS, simulation.random("engine"), knobs=SchedulingKnobs(strategy=strategy)
     )
-    door = Door(engine, LANES) if admission else None
+    door = Door(engine, LANES, SMOLLM2_2_THREADS) if admission else None
     simulation.add(*(feed(requests, engine.submit) if door is None else door.feed(requests)))
     simulation.run()
-    return [*engine.records.values(), *(door.shed if door else ())]
+    return [*engine.records.values(), *([record for _, record in door.shed] if door else [])]
 
 
 def capacity(seed: int) -> float:

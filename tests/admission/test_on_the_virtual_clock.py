@@ -7,21 +7,18 @@ One lane of short requests, prompts of 30 to 250 tokens and about 25 tokens of o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from statistics import median
 
 import pytest
 
 from headrace.admission.decide import AdmissionLimits
-from headrace.admission.front import Front, Request, Ticket, Verdict
-from headrace.admission.rates import rates_of
 from headrace.lanes.lane import SLO, Lane, Overload
-from headrace.messages.engine import BandPlan, EngineLoad, ModelInfo, Ready, SamplingParams, Submit
+from headrace.messages.engine import BandPlan, ModelInfo, Ready
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
-from headrace.simulate.requests import RequestRecord, Targets, VirtualRequest
-from headrace.simulate.simulation import Event, Simulation
+from headrace.simulate.door import Door
+from headrace.simulate.requests import Targets, VirtualRequest
+from headrace.simulate.simulation import Simulation
 from headrace.simulate.step_times import SMOLLM2_2_THREADS
 from headrace.simulate.virtual_engine import EngineShape, VirtualEngine
 
@@ -31,86 +28,29 @@ READY = Ready(ModelInfo("m", "", "a", 0, 0, 2048, 2048, 1, 1), [BandPlan(2048, 3
 DURATION_S = 60.0
 
 
-@dataclass
-class Gate:
-    """Admission before a virtual engine: judges arrivals, and learns what came of those that it let in."""
-
-    lane: Lane
-    simulation: Simulation
-    engine: VirtualEngine
-    front: Front = field(default_factory=Front)
-    alive: dict[str, Ticket] = field(default_factory=dict)
-    let_in: list[tuple[Verdict, RequestRecord]] = field(default_factory=list)
-    shed: list[Verdict] = field(default_factory=list)
-
-    def arrive(self, name: str, prompt_tokens: int, output_tokens: int, now_s: float) -> Iterable[Event]:
-        self._learn()
-        submit = Submit(name, [0] * prompt_tokens, SamplingParams(), "short", self.lane.priority, arrived_s=now_s)
-        request = Request("short", self.lane, TARGETS, [submit])
-        verdict = self.front.judge(request, LIMITS, rates_of(self._load(), READY, self.engine.knobs), now_s)
-        if verdict.decision.action == "shed":
-            self.shed.append(verdict)
-            return ()
-        self.alive[name] = self.front.admit(request, verdict)
-        targets = Targets(ttft_s=TARGETS.p99_ttft_s, e2e_s=TARGETS.p99_e2e_s)
-        expected = self.front.expected_length("short", self.lane, None).expected_tokens
-        asked = VirtualRequest(
-            name, now_s, prompt_tokens, output_tokens, "short", None, self.lane.priority, targets,
-            expected_tokens=expected,
-        )  # fmt: skip
-        events = self.engine.submit(asked, now_s)
-        self.let_in.append((verdict, self.engine.records[name]))
-        return events
-
-    def _learn(self) -> None:
-        for name, ticket in list(self.alive.items()):
-            record, entry = self.engine.records[name], ticket.entry
-            if record.first_token_s is None:
-                continue
-            if entry.stages[0] == "waiting":
-                self.front.first_output(ticket, 0, record.first_token_s)
-            self.front.ledger.generated(entry, 0, record.output_tokens - entry.generated[0])
-            if record.ended_s is not None:
-                self.front.finished(ticket, 0, "stop", decoded_s=record.ended_s - record.first_token_s)
-                self.front.ledger.close(entry)
-                del self.alive[name]
-
-    def _load(self) -> EngineLoad:
-        running = len(self.engine.running)
-        return EngineLoad(
-            running, 0, 0, 1, 0, 1, 0, 0.0, running, 0, 1,
-            prefill_tokens_per_s=256 / SMOLLM2_2_THREADS.call_s(256),
-            decode_step_s=SMOLLM2_2_THREADS.call_s(running + 1),
-        )  # fmt: skip
-
-    @property
-    def good(self) -> float:
-        """The share of all requests, shed ones included, that met both targets."""
-        met = [
-            record.ttft_s is not None and record.ttft_s <= 1.0 and record.e2e_s is not None and record.e2e_s <= 4.0
-            for _, record in self.let_in
-        ]
-        return sum(met) / (len(met) + len(self.shed))
+def good(door: Door) -> float:
+    """The share of all requests, shed ones included, that met both targets."""
+    return sum([record.good for _, record in door.let_in]) / (len(door.let_in) + len(door.shed))
 
 
-def serve(rate_per_s: float, overload: Overload, patience: float = 1.0) -> Gate:
+def serve(rate_per_s: float, overload: Overload, patience: float = 1.0) -> Door:
     simulation = Simulation(seed=1)
     shape = EngineShape((Band(2048, 32),), noise=0.1)
     engine = VirtualEngine(shape, SMOLLM2_2_THREADS, simulation.random("engine"), knobs=SchedulingKnobs())
-    gate = Gate(Lane(priority=10, slo=TARGETS, overload=overload, patience=patience), simulation, engine)
+    lane = Lane(priority=10, slo=TARGETS, overload=overload, patience=patience)
+    door = Door(engine, {"short": lane}, SMOLLM2_2_THREADS)
+    targets = Targets(ttft_s=TARGETS.p99_ttft_s, e2e_s=TARGETS.p99_e2e_s)
     draw = simulation.random("arrivals")
     now_s = 0.0
+    requests: list[VirtualRequest] = []
     while now_s < DURATION_S:
         now_s += draw.expovariate(rate_per_s)
-        name, prompt, output = f"r{now_s}", draw.randint(30, 250), 1 + min(100, int(draw.expovariate(1 / 25)))
-
-        def happen(at_s: float, name: str = name, prompt: int = prompt, output: int = output) -> Iterable[Event]:
-            return gate.arrive(name, prompt, output, at_s)
-
-        simulation.add(Event(now_s, happen))
+        prompt, output = draw.randint(30, 250), 1 + min(100, int(draw.expovariate(1 / 25)))
+        requests.append(VirtualRequest(f"r{now_s}", now_s, prompt, output, "short", None, lane.priority, targets))
+    simulation.add(*door.feed(requests))
     simulation.run()
-    gate.front.ledger.check_integrity()
-    return gate
+    door.front.ledger.check_integrity()
+    return door
 
 
 @pytest.mark.parametrize(("rate_per_s", "lowest", "highest"), [(3.0, 0.7, 1.6), (6.0, 0.3, 2.2)])
@@ -134,16 +74,16 @@ def test_predictions_are_right_below_and_beyond_what_the_engine_can_take(
 def test_shedding_keeps_those_in_time_that_are_let_in() -> None:
     """At a third more than the engine can take, the queue of a lane that sheds nothing makes nearly all late."""
     queued, shed = serve(6.0, "queue"), serve(6.0, "shed")
-    assert shed.good > 3 * queued.good
+    assert good(shed) > 3 * good(queued)
     late = [record for _, record in shed.let_in if record.ttft_s is None or record.ttft_s > 1.0]
     assert len(late) <= 0.05 * len(shed.let_in)
 
 
 def test_next_to_nobody_is_shed_while_the_engine_can_take_all() -> None:
     """Three requests of a burst may be, of some 180: the lane has no patience at all."""
-    gate = serve(3.0, "shed")
-    assert len(gate.shed) <= 3
-    assert len(gate.let_in) > 150
+    door = serve(3.0, "shed")
+    assert len(door.shed) <= 3
+    assert len(door.let_in) > 150
 
 
 def test_patience_beyond_the_target_makes_everybody_wait_so_long() -> None:
@@ -151,13 +91,13 @@ def test_patience_beyond_the_target_makes_everybody_wait_so_long() -> None:
     patient = serve(10.0, "shed", patience=10.0)
     waits_s = [record.ttft_s for _, record in patient.let_in if record.ttft_s is not None]
     assert median(waits_s[len(waits_s) // 2 :]) > 5.0
-    assert serve(10.0, "shed", patience=1.0).good > 3 * patient.good
+    assert good(serve(10.0, "shed", patience=1.0)) > 3 * good(patient)
 
 
 def test_retry_after_is_when_the_engine_would_have_been_ready() -> None:
     """Of those shed because a queue of ten seconds is there, nobody is told less than it takes to drain it to the
     target, nor much more."""
-    for verdict in serve(10.0, "shed", patience=10.0).shed:
+    for verdict, _ in serve(10.0, "shed", patience=10.0).shed:
         assert verdict.predicted is not None and verdict.raw is not None
         decode_s = min(verdict.predicted.decode_s, verdict.raw.decode_only_s)
         late_s = max(verdict.predicted.ttft_s - 1.0, verdict.predicted.ttft_s + decode_s - 4.0)

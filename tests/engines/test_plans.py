@@ -310,6 +310,7 @@ def test_lanes_are_charged_for_the_engines_time(tiny: Model) -> None:
         core.submit(msgspec.structs.replace(request("b", [5] * 8, max_tokens=12), lane="b"))
         for _ in range(6):
             core.step()
+        assert core.load().lane_shares.keys() == {"a", "b"}, "and said in the load report"
     assert shares[0] == {} and set(shares[5]) == {"a"} and set(shares[-1]) == {"a", "b"}
     assert shares[5]["a"] > shares[-1]["a"] > shares[-1]["b"] > 0
 

@@ -59,7 +59,7 @@ def test_the_engines_report_is_shown() -> None:
     reuse = {"prefix_query_tokens": 70, "prefix_hit_tokens": 30, "prefix_saved_s": 0.25}
     metrics, current = watched(load(moves=4, victims=1, cut_steps=2, **reuse))
     metrics.step_ended(current[-1])
-    current.append(load(idle_residents=2, idle_resident_tokens=55))
+    current.append(load(idle_residents=2, idle_resident_tokens=55, lane_shares={"a": 0.75, "b": 0.125}))
     found = samples(metrics)
     assert found["headrace_batch_cap",] == 12
     assert found["headrace_slot_fragmentation_ratio",] == 0.25
@@ -72,6 +72,8 @@ def test_the_engines_report_is_shown() -> None:
     assert found["headrace_prefix_saved_seconds_total",] == 0.25
     assert found["headrace_prefix_idle_streams",] == 2
     assert found["headrace_prefix_idle_tokens",] == 55
+    assert found["headrace_lane_engine_ratio", "a"] == 0.75
+    assert found["headrace_lane_engine_ratio", "b"] == 0.125
     assert found["headrace_expected_output_tokens", "a", "mean"] == 20
     assert found["headrace_expected_output_tokens", "a", "p90"] == 70
     assert found["headrace_ttft_prediction_error_ratio", "a"] == 0.5

@@ -176,7 +176,8 @@ class EngineLoad(Struct, frozen=True):
 
     Of prompts that began since the engine started: ``prefix_query_tokens`` are their tokens, ``prefix_hit_tokens``
     those that did not have to be computed, ``prefix_saved_s`` the engine time that this saved, by prediction.
-    ``idle_residents`` streams keep the KV of sequences that have ended, ``idle_resident_tokens`` in all."""
+    ``idle_residents`` streams keep the KV of sequences that have ended, ``idle_resident_tokens`` in all.
+    ``lane_shares`` is each lane's share of engine time lately, 0 to 1."""
 
     running: int
     waiting: int
@@ -205,6 +206,7 @@ class EngineLoad(Struct, frozen=True):
     prefix_saved_s: float = 0.0
     idle_residents: int = 0
     idle_resident_tokens: int = 0
+    lane_shares: dict[str, float] = {}
 
 
 class BandPlan(Struct, frozen=True):

@@ -91,6 +91,7 @@ class MomentCollector(Collector):
             self._counts.seen(load)
             yield from _gauges(load)
             yield from _counters(self._counts.totals)
+            yield _shares(load)
             if load.strategy:
                 yield self._strategy(load)
 
@@ -157,6 +158,15 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
         ("prefix_idle_tokens", "KV cells of sequences that have ended", load.idle_resident_tokens),
     ):
         yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
+
+
+def _shares(load: EngineLoad) -> Metric:
+    family = GaugeMetricFamily(
+        "headrace_lane_engine_ratio", "Share of engine time that a lane had in the last seconds", labels=["lane"]
+    )
+    for lane, share in sorted(load.lane_shares.items()):
+        family.add_metric([lane], share)
+    return family
 
 
 def _counters(counts: Counts) -> Iterator[Metric]:

@@ -283,7 +283,8 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """How full the engine is right now, and what its last step was."""
-        return self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._batch_cap)
+        load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._batch_cap)
+        return msgspec.structs.replace(load, lane_shares=self._shares.shares(self._clock()))
 
     def band_plans(self) -> list[BandPlan]:
         """Every band with its KV bytes and whether its context exists."""

@@ -1,4 +1,4 @@
-"""Admission before a virtual engine, as the gateway has it: requests that are predicted to be late are shed."""
+"""Admission in front of a virtual engine, as the gateway has it: requests that are predicted to be late are shed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from headrace.admission.decide import AdmissionLimits
-from headrace.admission.front import Front, Request, Ticket
+from headrace.admission.front import Front, Request, Ticket, Verdict
 from headrace.admission.rates import rates_of
 from headrace.lanes.lane import Lane
 from headrace.messages.engine import BandPlan, EngineLoad, ModelInfo, Ready, SamplingParams, Submit
+from headrace.scheduling.step import StepTimes
 from headrace.simulate.requests import RequestRecord, VirtualRequest
 from headrace.simulate.simulation import Event
-from headrace.simulate.step_times import SMOLLM2_2_THREADS
 from headrace.simulate.virtual_engine import VirtualEngine
 
 _NO_LIMITS: Final = AdmissionLimits(max_queue=10**6, lane_max_queue=None, lane_max_running=None)
@@ -23,20 +25,24 @@ _PREFILL_TOKENS: Final = 256
 
 @dataclass
 class Door:
-    """Judges arrivals by the real ``Front``, and tells it what came of those that it let in. ``shed`` are the records
-    of the others, which nothing ever happens to."""
+    """Judges arrivals by the real ``Front``, and tells it what came of those that it let in. ``times`` are what the
+    engine says of its rates. ``shed`` are the records of the others, which nothing ever happens to. A request that
+    does not say what output to expect is given what its lane usually has."""
 
     engine: VirtualEngine
     lanes: Mapping[str, Lane]
+    times: StepTimes
     front: Front = field(default_factory=Front)
-    shed: list[RequestRecord] = field(default_factory=list)
+    let_in: list[tuple[Verdict, RequestRecord]] = field(default_factory=list)
+    shed: list[tuple[Verdict, RequestRecord]] = field(default_factory=list)
     _alive: dict[str, Ticket] = field(default_factory=dict)
 
     def feed(self, requests: Iterable[VirtualRequest]) -> list[Event]:
         """The requests' arrivals."""
-        return [Event(request.arrived_s, partial(self._arrive, request)) for request in requests]
+        return [Event(request.arrived_s, partial(self.arrive, request)) for request in requests]
 
-    def _arrive(self, asked: VirtualRequest, now_s: float) -> Iterable[Event]:
+    def arrive(self, asked: VirtualRequest, now_s: float) -> Iterable[Event]:
+        """One request arrives. Returns the events that follow."""
         self._learn()
         lane = self.lanes[asked.lane]
         submit = Submit(
@@ -51,10 +57,15 @@ class Door:
         request = Request(asked.lane, lane, lane.slo, [submit])
         verdict = self.front.judge(request, _NO_LIMITS, rates_of(self._load(), self._ready(), self.engine.knobs), now_s)
         if verdict.decision.action == "shed":
-            self.shed.append(RequestRecord(asked))
+            self.shed.append((verdict, RequestRecord(asked)))
             return ()
         self._alive[asked.request_id] = self.front.admit(request, verdict)
-        return self.engine.submit(asked, now_s)
+        if asked.expected_tokens is None:
+            expected = self.front.expected_length(asked.lane, lane, asked.max_tokens).expected_tokens
+            asked = msgspec.structs.replace(asked, expected_tokens=expected)
+        events = self.engine.submit(asked, now_s)
+        self.let_in.append((verdict, self.engine.records[asked.request_id]))
+        return events
 
     def _learn(self) -> None:
         """What happened since: first tokens, tokens, ends."""
@@ -84,8 +95,8 @@ class Door:
             decode_tokens=running,
             prefill_tokens=0,
             threads=1,
-            prefill_tokens_per_s=_PREFILL_TOKENS / SMOLLM2_2_THREADS.call_s(_PREFILL_TOKENS),
-            decode_step_s=SMOLLM2_2_THREADS.call_s(running + 1),
+            prefill_tokens_per_s=_PREFILL_TOKENS / self.times.call_s(_PREFILL_TOKENS),
+            decode_step_s=self.times.call_s(running + 1),
         )
 
     def _ready(self) -> Ready:
