@@ -21,7 +21,7 @@ from headrace.messages.engine import FinishReason, SamplingParams, SequenceOutpu
 from headrace.scheduling.bands import Band
 from headrace.scheduling.continuous import DecodeFirst
 from headrace.scheduling.knobs import SchedulingKnobs
-from headrace.scheduling.step import SchedulerState, StepPlan, StepPolicy
+from headrace.scheduling.step import Move, SchedulerState, StepPlan, StepPolicy
 
 LogProbs = npt.NDArray[np.float64]
 
@@ -319,3 +319,34 @@ def assert_all_same_or_near_tie(results: Mapping[str, Result], expected: Mapping
     for name, result in results.items():
         assert_same_text_or_near_tie(result, expected[name])
         assert result.finish == expected[name].finish
+
+
+@dataclass
+class Wishes:
+    """Changes to plans for ``Amended``, the last wish first: ``park`` and ``rest`` one of those that run, or ``move``
+    somebody to the first hole below it."""
+
+    wanted: list[tuple[str, int]] = field(default_factory=list)
+
+    def __call__(self, state: SchedulerState, plan: StepPlan) -> StepPlan:
+        if not self.wanted or not state.running:
+            return plan
+        kind, number = self.wanted.pop()
+        chosen = state.running[number % len(state.running)]
+        others = {
+            "decode": tuple(name for name in plan.decode if name != chosen.request_id),
+            "prefill": tuple(chunk for chunk in plan.prefill if chunk.request_id != chosen.request_id),
+            "promotions": tuple(p for p in plan.promotions if p.request_id != chosen.request_id),
+        }
+        if kind == "park":
+            return msgspec.structs.replace(plan, victims=(chosen.request_id,), **others)
+        if kind == "rest":
+            return msgspec.structs.replace(plan, **others)
+        for sequence in state.running:
+            assert sequence.slot is not None
+            band = sequence.slot.band
+            used = {s.slot.stream for s in state.running if s.slot is not None and s.slot.band == band}
+            holes = [stream for stream in range(sequence.slot.stream) if stream not in used]
+            if holes and not plan.admissions and not plan.promotions:
+                return msgspec.structs.replace(plan, moves=(Move(sequence.request_id, holes[0]),))
+        return plan

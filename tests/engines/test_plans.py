@@ -27,6 +27,7 @@ from tests.engines.harness import (
     Model,
     Result,
     Results,
+    Wishes,
     assert_all_same_or_near_tie,
     engine_core,
     request,
@@ -378,36 +379,11 @@ def test_after_any_plans_the_accounts_agree_and_everybody_has_one_end(
     tiny: Model, deeds: list[tuple[str, int]]
 ) -> None:
     """Random victims, moves, holes, cuts and aborts over two bands."""
-    wish: list[tuple[str, int]] = []
-
-    def change(state: SchedulerState, plan: StepPlan) -> StepPlan:
-        if not wish or not state.running:
-            return plan
-        kind, number = wish.pop()
-        chosen = state.running[number % len(state.running)]
-        others = {
-            "decode": tuple(name for name in plan.decode if name != chosen.request_id),
-            "prefill": tuple(chunk for chunk in plan.prefill if chunk.request_id != chosen.request_id),
-            "promotions": tuple(p for p in plan.promotions if p.request_id != chosen.request_id),
-        }
-        if kind == "park":
-            return msgspec.structs.replace(plan, victims=(chosen.request_id,), **others)
-        if kind == "rest":
-            return msgspec.structs.replace(plan, **others)
-        for sequence in state.running:
-            assert sequence.slot is not None
-            band = sequence.slot.band
-            used = {s.slot.stream for s in state.running if s.slot is not None and s.slot.band == band}
-            holes = [stream for stream in range(sequence.slot.stream) if stream not in used]
-            promoted = {p.request_id for p in plan.promotions}
-            if holes and not plan.admissions and sequence.request_id not in promoted and not promoted:
-                return msgspec.structs.replace(plan, moves=(Move(sequence.request_id, holes[0]),))
-        return plan
-
+    wishes = Wishes()
     bands = (Band(64, 4), Band(256, 3))
     limits = SchedulingKnobs(step_tokens=48, max_prefill_tokens=24, band_margin_tokens=8)
     with (
-        engine_core(tiny, *bands, limits=limits, policy=Amended(change)) as core,
+        engine_core(tiny, *bands, limits=limits, policy=Amended(wishes)) as core,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(interrupt, "ASK_INTERVAL_S", 0.0)
@@ -431,7 +407,7 @@ def test_after_any_plans_the_accounts_agree_and_everybody_has_one_end(
                 case "cut", [number]:
                     core.cut = CutAt(number)
                 case _:
-                    wish.append((name, values[0] if values else 0))
+                    wishes.wanted.append((name, values[0] if values else 0))
                     step()
         while core.has_work:
             step()

@@ -7,14 +7,10 @@ tokens than without reuse, and log-probabilities may differ by rounding.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from headrace.engines.llama import interrupt
 from headrace.engines.llama.context import Context
@@ -22,21 +18,17 @@ from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
-from headrace.messages.engine import SamplingParams, StepOutput, Submit
+from headrace.messages.engine import SamplingParams
 from headrace.scheduling.bands import Band
-from headrace.scheduling.cost import Call, CostModel
-from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.sequence import SequenceState, Slot
 from headrace.scheduling.step import Move, SchedulerState, StepPlan
 from tests.engines.harness import (
     BAND,
     SMALL_CHUNKS,
-    WITH_LOGPROBS,
     Amended,
     CutAt,
     Model,
     Result,
-    Results,
     engine_core,
     request,
     run,
@@ -44,81 +36,19 @@ from tests.engines.harness import (
     said,
     sound,
 )
-
-OFF = PrefixRules(enabled=False)
-TOKEN_BY_TOKEN = SchedulingKnobs(step_tokens=1, max_prefill_tokens=1)
-BOTH_MODELS = pytest.mark.parametrize(
-    "model_name", ["tiny", pytest.param("smollm2", marks=pytest.mark.model)], ids=["tiny", "smollm2"]
+from tests.engines.prefixes import (
+    BOTH_MODELS,
+    OFF,
+    TOKEN_BY_TOKEN,
+    ask,
+    assert_alike,
+    begun,
+    cached,
+    counted,
+    steady,
+    without_reuse,
+    words,
 )
-
-
-class Believed(CostModel):
-    """Prior times, never changed by how fast this machine happens to be: what is chosen is the same everywhere."""
-
-    def learn(self, calls: Sequence[Call], took_s: float) -> None:
-        pass
-
-    def learn_move(self, band: int, took_s: float, tokens: int | None = None) -> None:
-        pass
-
-
-def steady(core: EngineCore) -> EngineCore:
-    """The core with times and a clock of its own: a question of the time takes a millisecond."""
-    core.costs.model = Believed()
-    ticks = itertools.count()
-    core._clock = lambda: 1e-3 * next(ticks)
-    return core
-
-
-def begun(core: EngineCore) -> dict[str, int]:
-    """How many sequences began in which way."""
-    return {kind: count for kind, count in core.residents.reuse.totals.begun.items()}
-
-
-def cached(result: Result) -> int:
-    """Cached prompt tokens, which only the first output tells."""
-    assert all(output.cached_tokens == 0 for output in result.outputs[1:])
-    return result.outputs[0].cached_tokens
-
-
-def ask(name: str, prompt: Sequence[int], max_tokens: int = 12, tenant: str | None = None) -> Submit:
-    """A greedy request with log-probabilities."""
-    return msgspec.structs.replace(request(name, prompt, max_tokens=max_tokens, sampling=WITH_LOGPROBS), tenant=tenant)
-
-
-def counted(core: EngineCore, submit: Submit) -> tuple[Result, int]:
-    """The result of one request alone, and how many prompt tokens were computed for it."""
-    computed: list[int] = []
-
-    def check(_number: int, _output: StepOutput) -> None:
-        computed.append(core.forward.prefill_tokens)
-        assert core.check_integrity() is None
-
-    return run(core, [submit], each_step=check)[submit.request_id], sum(computed)
-
-
-ROUNDING = 2e-3
-"""Log-probabilities of the synthetic model differed by up to 0.0007 between chunks that begin elsewhere; for a single
-wrong token in the KV see ``test_a_single_wrong_token_in_the_kv_would_be_noticed``."""
-
-
-def assert_alike(result: Result, expected: Result) -> None:
-    """The same in chunks that begin elsewhere: log-probabilities up to rounding, and the same tokens at least up to
-    the first near tie."""
-    for got, wanted in zip(result.logprobs, expected.logprobs, strict=True):
-        assert wanted.logprob is not None and got.logprob is not None
-        assert got.top[0][2] == pytest.approx(wanted.top[0][2], abs=ROUNDING)
-        if got.token_id != wanted.token_id:
-            (_, _, best), (second, _, next_best) = wanted.top
-            assert got.token_id == second and best - next_best < 2 * ROUNDING
-            return
-    assert (result.text, result.finish) == (expected.text, expected.finish)
-
-
-def without_reuse(model: Model, *submits: Submit, bands: Sequence[Band] = (BAND,)) -> dict[str, Result]:
-    """What each of them says, alone and without reuse."""
-    with engine_core(model, *bands, limits=SMALL_CHUNKS, prefix=OFF) as core:
-        return {submit.request_id: run_one(core, submit) for submit in submits}
 
 
 @pytest.fixture
@@ -133,15 +63,6 @@ def core(tiny: Model) -> Iterator[EngineCore]:
     """One band, small chunks, the same times on every machine."""
     with engine_core(tiny, BAND, limits=SMALL_CHUNKS) as core:
         yield steady(core)
-
-
-def words(model: Model, count: int, start: int = 0) -> list[int]:
-    """Tokens of a text without repetitions."""
-    text = " ".join(f"river {n} stone {n * n} water {n * 7 % 11}" for n in range(start, start + count))
-    return model.tokens(text)[:count]
-
-
-# The same text
 
 
 def test_a_single_wrong_token_in_the_kv_would_be_noticed(tiny: Model) -> None:
@@ -568,184 +489,3 @@ def test_a_running_sequence_is_accounted_for_up_to_its_last_block(tiny: Model, c
     core.residents.reuse._tree.extend(Slot(0, 0), [1] * 100)
     assert "accounted for" in (core.check_integrity() or "")
     core.residents.reuse._tree.truncate(Slot(0, 0), KV_BLOCK_TOKENS)
-
-
-# Everything at once
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-FAMILIES, TENANTS = 3, (None, "acme")
-SUBMIT = st.tuples(
-    st.just("submit"),
-    st.integers(0, FAMILIES - 1),
-    st.integers(1, 150),
-    st.integers(0, 20),
-    st.integers(1, 40),
-    st.integers(0, 1),
-)
-AGAIN = st.tuples(st.just("again"), st.integers(0, 20), st.integers(1, 30))
-STEP = st.tuples(st.just("step"), st.integers(1, 12))
-PARK = st.tuples(st.just("park"), st.integers(0, 7))
-MOVE = st.tuples(st.just("move"))
-OTHERS = (
-    st.tuples(st.just("abort"), st.integers(0, 20)),
-    st.tuples(st.just("rest"), st.integers(0, 7)),
-    st.tuples(st.just("cut"), st.integers(1, 60)),
-    st.tuples(st.just("fail")),
-    st.tuples(st.just("refuse"), st.sampled_from(["load_stream", "take_back", "begins_at_0"])),
-    st.tuples(st.just("carrying costs"), st.sampled_from([1e-5, 1e-2])),
-)
-DEEDS = st.lists(
-    st.one_of(*[SUBMIT] * 5, *[AGAIN] * 3, *[STEP] * 4, *[PARK] * 2, *[MOVE] * 3, *OTHERS), min_size=12, max_size=50
-)
-"""Mostly arrivals and steps."""
-RANDOM_BANDS = (Band(64, 3), Band(256, 4))
-RANDOM_LIMITS = SchedulingKnobs(step_tokens=48, max_prefill_tokens=24, band_margin_tokens=8)
-
-
-class _Machine:
-    """A core, random deeds, and what must hold after each."""
-
-    def __init__(self, model: Model, core: EngineCore, patch: pytest.MonkeyPatch) -> None:
-        self.model = model
-        self.core = steady(core)
-        self.patch = patch
-        self.submits: dict[str, Submit] = {}
-        self.results = Results()
-        self.wish: list[tuple[str, int]] = []
-        core.set_policy(Amended(self._change))
-
-    def _change(self, state: SchedulerState, plan: StepPlan) -> StepPlan:
-        if not self.wish or not state.running:
-            return plan
-        kind, number = self.wish.pop()
-        chosen = state.running[number % len(state.running)]
-        others = {
-            "decode": tuple(name for name in plan.decode if name != chosen.request_id),
-            "prefill": tuple(chunk for chunk in plan.prefill if chunk.request_id != chosen.request_id),
-            "promotions": tuple(p for p in plan.promotions if p.request_id != chosen.request_id),
-        }
-        if kind == "park":
-            return msgspec.structs.replace(plan, victims=(chosen.request_id,), **others)
-        if kind == "rest":
-            return msgspec.structs.replace(plan, **others)
-        for sequence in state.running:
-            assert sequence.slot is not None
-            band = sequence.slot.band
-            used = {s.slot.stream for s in state.running if s.slot is not None and s.slot.band == band}
-            holes = [stream for stream in range(sequence.slot.stream) if stream not in used]
-            if holes and not plan.admissions and not plan.promotions:
-                return msgspec.structs.replace(plan, moves=(Move(sequence.request_id, holes[0]),))
-        return plan
-
-    def submit(self, prompt: Sequence[int], max_tokens: int, tenant: str | None) -> None:
-        submit = ask(f"r{len(self.submits)}", prompt[:200], max_tokens, tenant)
-        self.submits[submit.request_id] = submit
-        self.core.submit(submit)
-        self.check()
-
-    def again(self, number: int, max_tokens: int) -> None:
-        """The next turn of a dialogue."""
-        before = list(self.submits.values())
-        if before:
-            old = before[number % len(before)]
-            answer = self.results[old.request_id].tokens if old.request_id in self.results else []
-            self.submit([*old.prompt_tokens, *answer, 7, 7], max_tokens, old.tenant)
-
-    def step(self) -> None:
-        self.results.take(self.core.step())
-        self.check()
-
-    def check(self) -> None:
-        assert self.core.check_integrity() is None
-
-    def fail_once(self) -> None:
-        self._once("decode", EngineError("llama_decode returned -3"))
-
-    def _once(self, name: str, outcome: EngineError | bool) -> None:
-        original: Callable[..., bool] = getattr(Context, name)
-        left = [1]
-
-        def replaced(context: Context, *arguments: object) -> bool:
-            if left:
-                left.pop()
-                if isinstance(outcome, EngineError):
-                    raise outcome
-                original(context, *arguments)
-                return outcome
-            return original(context, *arguments)
-
-        self.patch.setattr(Context, name, replaced)
-
-    def refuse_once(self, name: str) -> None:
-        self._once(name, False)
-
-    def finish(self) -> None:
-        self.wish.clear()
-        while self.core.has_work:
-            self.step()
-
-    def common_at_most(self, name: str) -> int:
-        """Tokens that its prompt has in common with anything of its tenant."""
-        mine = self.submits[name]
-        known = [
-            [*other.prompt_tokens, *(self.results[other.request_id].tokens if other.request_id in self.results else [])]
-            for other in self.submits.values()
-            if other.request_id != name and other.tenant == mine.tenant
-        ]
-        return max([common(tokens, mine.prompt_tokens) for tokens in known], default=0)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(DEEDS)
-def test_after_anything_accounts_agree_and_every_text_is_as_without_reuse(
-    tiny: Model, deeds: list[tuple[str, int]]
-) -> None:
-    """Random dialogues of two tenants with common beginnings; victims, moves, promotions, holes, cuts, aborts, failing
-    passes, and refusals of libllama. After every step all accounts agree. Every sequence has one end; those that were
-    not cut off say what they say alone without reuse; and no prompt was given more than it has in common
-    with its own tenant's."""
-    with (
-        engine_core(tiny, *RANDOM_BANDS, limits=RANDOM_LIMITS) as core,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(interrupt, "ASK_INTERVAL_S", 0.0)
-        machine = _Machine(tiny, core, patch)
-        families = [words(tiny, 150, start=1000 * family) for family in range(FAMILIES)]
-        for name, *values in deeds:
-            match name, values:
-                case "submit", [family, shared, own, max_tokens, tenant]:
-                    prompt = [*families[family][:shared], *[20 + own] * own]
-                    machine.submit(prompt, max_tokens, TENANTS[tenant])
-                case "again", [number, max_tokens]:
-                    machine.again(number, max_tokens)
-                case "abort", [number]:
-                    core.abort(f"r{number}")
-                    machine.check()
-                case "step", [times]:
-                    for _ in range(times):
-                        machine.step()
-                case "cut", [number]:
-                    core.cut = CutAt(number)
-                case "fail", []:
-                    machine.fail_once()
-                case "refuse", [method]:
-                    machine.refuse_once(str(method))
-                case "carrying costs", [s_per_token]:
-                    core.residents.reuse.carry_time.s_per_token = s_per_token
-                case _:
-                    machine.wish.append((name, values[0] if values else 0))
-                    machine.step()
-        machine.finish()
-    results = machine.results
-    assert Counter(n for n, r in results.items() if r.finish is not None) == Counter(list(machine.submits))
-    for name, result in results.items():
-        assert sum(output.cached_tokens for output in result.outputs) <= machine.common_at_most(name)
-    whole = {name: result for name, result in results.items() if result.finish == "length"}
-    with engine_core(tiny, RANDOM_BANDS[1], limits=RANDOM_LIMITS, prefix=OFF) as core:
-        for name, result in whole.items():
-            assert_alike(result, run_one(core, machine.submits[name]))
