@@ -38,7 +38,7 @@ def asked(
             while pending[owner] >= work_s:
                 pending[owner] -= work_s
                 weight = (weights or {}).get(owner[0], 1.0)
-                excess_s = parts.excess_s(owner, weight, work_s, allowed_s(1.0, 1.0), spare=False)
+                excess_s = parts.excess_s(owner, weight, work_s, allowed_s(1.0, 1.0))
                 told[owner].append((now_s, excess_s))
                 if excess_s is None:
                     parts.let_in(owner, work_s)
@@ -94,36 +94,29 @@ def test_whoever_is_alone_is_never_beyond_its_part() -> None:
     assert let_in(asked(Parts(), {CHAT: floods(0.1, 5.0)}, 120.0)[CHAT]) == 1.0
 
 
-def test_an_excess_is_let_in_while_nothing_waits() -> None:
-    parts = Parts()
-    asked(parts, {CHAT: floods(0.2, 5.0), TITLES: lambda _: 0.2}, 100.0)
-    assert parts.excess_s(CHAT, 1.0, 0.1, 3.0, spare=False) is not None
-    assert parts.excess_s(CHAT, 1.0, 0.1, 3.0, spare=True) is None
-
-
 def test_shares_of_lasting_contention_are_those_of_the_weights() -> None:
     """Both ask for more than the engine can do, for a quarter of an hour, one with three times the weight."""
-    told = asked(
-        Parts(), {CHAT: lambda _: 2.0, TITLES: lambda _: 2.0}, 900.0, weights={"chat": 3.0, "titles": 1.0}
-    )
+    told = asked(Parts(), {CHAT: lambda _: 2.0, TITLES: lambda _: 2.0}, 900.0, weights={"chat": 3.0, "titles": 1.0})
     heavy, light = (let_in(told[owner], 600.0) for owner in (CHAT, TITLES))
+    assert light > 0.05
     assert heavy / light == pytest.approx(3.0, rel=0.15)
 
 
 def test_retry_after_is_when_its_part_has_room() -> None:
-    """Whoever comes back after that and asks for nothing in between is let in."""
+    """Whoever comes back a tenth of a second after that (what is served is counted so often) and asks for nothing in
+    between is let in."""
     parts = Parts()
     asked(parts, {CHAT: floods(0.2, 3.0), TITLES: lambda _: 0.2}, 90.0)
-    excess_s = parts.excess_s(CHAT, 1.0, 0.1, 3.0, spare=False)
+    excess_s = parts.excess_s(CHAT, 1.0, 0.1, 3.0)
     assert excess_s is not None
-    parts.refresh(90.0 + excess_s, {"chat": frozenset({"a"})})
-    assert parts.excess_s(CHAT, 1.0, 0.1, 3.0, spare=False) is None
+    parts.refresh(90.1 + excess_s, {"chat": frozenset({"a"})})
+    assert parts.excess_s(CHAT, 1.0, 0.1, 3.0) is None
 
 
 def test_a_tenant_that_asks_no_more_is_forgotten() -> None:
     parts = Parts()
     for number in range(1000):
-        parts.excess_s(("chat", f"t{number}"), 1.0, 0.1, 3.0, spare=False)
+        parts.excess_s(("chat", f"t{number}"), 1.0, 0.1, 3.0)
     parts.refresh(0.0, {})
     parts.refresh(300.0, {})
     assert sum(len(lane.tenants) for lane in parts._lanes.values()) == 0
@@ -132,6 +125,8 @@ def test_a_tenant_that_asks_no_more_is_forgotten() -> None:
 @given(rates=st.lists(st.floats(0.0, SERVABLE / 4), min_size=2, max_size=4))
 def test_nobody_is_shed_while_all_ask_for_less_than_the_engine_can_serve(rates: list[float]) -> None:
     """Together, steadily, from the first moment."""
-    lanes = {(f"lane{number}", None): (lambda _, rate=rate: rate) for number, rate in enumerate(rates)}
+    lanes: dict[Owner, Callable[[float], float]] = {
+        (f"lane{number}", None): floods(rate, rate) for number, rate in enumerate(rates)
+    }
     for told in asked(Parts(), lanes, 30.0).values():
         assert all(excess_s is None for _, excess_s in told)

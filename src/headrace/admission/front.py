@@ -15,7 +15,7 @@ from headrace.admission.accuracy import Accuracy
 from headrace.admission.decide import AdmissionDecision, AdmissionLimits, Forecast, Outlook, decide
 from headrace.admission.ledger import Entry, Ledger
 from headrace.admission.lengths import OutputLength, OutputLengths
-from headrace.admission.parts import SPARE_RUNNING, Parts, allowed_s
+from headrace.admission.parts import Parts, allowed_s
 from headrace.admission.predict import Arrival, Backlog, Prediction, predict, predict_idle
 from headrace.admission.rates import EngineRates
 from headrace.lanes.lane import SLO, Lane
@@ -52,7 +52,8 @@ class Request:
 class Verdict:
     """What was decided. ``predicted`` are the times from arrival to the first and from there to the last token, None
     when nothing can be predicted yet; ``raw`` is the uncorrected prediction from ``decided_s`` on, to be compared with
-    what will happen. ``work_s`` is the engine time that it takes at the best rates. ``sequences`` are what goes to the engine, degraded to ``max_tokens`` where that is not None."""
+    what will happen. ``work_s`` is the engine time that it takes at the best rates. ``sequences`` are what goes to the
+    engine, degraded to ``max_tokens`` where that is not None."""
 
     decision: AdmissionDecision
     sequences: Sequence[Submit]
@@ -216,7 +217,6 @@ class Front:
             request.lane.weight,
             self._work_s(request, request.sequences, rates),
             allowed_s(min(targets, default=None), request.lane.patience),
-            spare=self.ledger.waiting == 0 and self.ledger.running <= SPARE_RUNNING,
         )
 
     def _work_s(self, request: Request, sequences: Sequence[Submit], rates: EngineRates) -> float:

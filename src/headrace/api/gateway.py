@@ -324,8 +324,8 @@ def _overloaded(verdict: Verdict, waiting: int) -> Overloaded:
         )
     elif decision.reason == "over_share":
         message = (
-            f"this lane or tenant asks for more than its part of the engine while others ask for theirs; its part should"
-            f" have room in {decision.retry_after_s:.1f} s"
+            "this lane or tenant asks for more than its part of the engine while others ask for theirs;"
+            f" its part should have room in {decision.retry_after_s:.1f} s"
         )
     else:
         message = (
