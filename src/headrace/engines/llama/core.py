@@ -22,7 +22,7 @@ from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
 from headrace.scheduling.bands import first_band
-from headrace.scheduling.caps import knee
+from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
 from headrace.scheduling.cost import CostModel, prefill_pairs
 from headrace.scheduling.cut import ArrivalFacts, saves_deadline
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 EMPTY_PAUSE_S = 0.05
 """How long to wait after a plan that computes nothing and does not say when to ask again."""
-KNEE_INTERVAL_S = 0.5
 OVERHEAD_MEMORY = 0.05
 """Weight of the latest step in what a step takes besides its passes."""
 
@@ -78,9 +77,9 @@ class EngineCore:
         self._ended: list[SequenceOutput] = []
         self._last_plan = StepPlan()
         self._last_step_s = 0.0
-        self._batch_cap = 0
+        self._sizes = BatchSizes()
         self._overhead_s = 0.0
-        self._knee_s = -KNEE_INTERVAL_S
+        self._sizes_s = -SIZES_INTERVAL_S
         self.emit: Callable[[StepOutput], None] | None = None
         """Takes outputs as soon as they are there, before the step's next pass; without it ``step`` returns all."""
         self.cut: Callable[[], bool] | None = None
@@ -119,7 +118,7 @@ class EngineCore:
         """New live values, cut to what the contexts were created for."""
         self.knobs = msgspec.structs.replace(knobs, step_tokens=min(knobs.step_tokens, self._step_tokens_capacity))
         self.residents.queue.set_knobs(self.knobs)
-        self._knee_s = -KNEE_INTERVAL_S
+        self._sizes_s = -SIZES_INTERVAL_S
 
     def set_policy(self, policy: StepPolicy) -> None:
         """Another policy from the next step on. Policies keep nothing between steps: no sequence notices."""
@@ -214,6 +213,7 @@ class EngineCore:
         residents = self.residents
         residents.note_cached()
         residents.queue.refresh(now_s)
+        sizes = self._batch_sizes(now_s)
         return SchedulerState(
             now_s=now_s,
             bands=residents.bands,
@@ -226,28 +226,29 @@ class EngineCore:
             lane_shares=self._shares.shares(now_s),
             urgent_seen_s=residents.urgent_seen_s(now_s),
             traffic=self._traffic.view(),
-            batch_cap=self._cap(now_s),
+            batch_cap=sizes.knee,
+            crowd=sizes.crowd,
             strategy=self._last_plan.strategy,
         )
 
-    def _cap(self, now_s: float) -> int:
-        """The knee of step time, looked for twice a second; 0 while nothing is known of this machine."""
-        if now_s - self._knee_s >= KNEE_INTERVAL_S and self.costs.known:
-            self._knee_s = now_s
+    def _batch_sizes(self, now_s: float) -> BatchSizes:
+        """Looked for twice a second."""
+        if now_s - self._sizes_s >= SIZES_INTERVAL_S and self.costs.known:
+            self._sizes_s = now_s
             most = max([band.max_sequences for band in self.residents.bands])
             running = self.residents.running.values()
             context_tokens = sum([s.state.computed_tokens for s in running]) / max(1, len(running))
-            self._batch_cap = knee(
+            self._sizes = batch_sizes(
                 self.costs.model,
                 most,
                 self.knobs.knee_gain,
                 context_tokens=context_tokens,
                 overhead_s=self._overhead_s,
             )
-        return self._batch_cap
+        return self._sizes
 
     def _rates(self) -> ServiceRates:
-        times, cap = self.costs.model, max(1, self._batch_cap)
+        times, cap = self.costs.model, max(1, self._sizes.knee)
         return ServiceRates(times.call_s(256) / 256, times.call_s(cap) / cap, times.call_s(1))
 
     def cut_saves(self, submit: Submit, now_s: float) -> bool:
@@ -283,7 +284,7 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """How full the engine is right now, and what its last step was."""
-        load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._batch_cap)
+        load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._sizes.knee)
         return msgspec.structs.replace(load, lane_shares=self._shares.shares(self._clock()))
 
     def band_plans(self) -> list[BandPlan]:
