@@ -43,6 +43,13 @@ class Request:
         return self.sequences[0].arrived_s
 
     @property
+    def due_s(self) -> float:
+        """When the first token is due after arrival: the sooner of the targets for it and for the last one; 0 without
+        any."""
+        targets = [target_s for target_s in (self.slo.p99_ttft_s, self.slo.p99_e2e_s) if target_s is not None]
+        return min(targets, default=0.0)
+
+    @property
     def prompt_tokens(self) -> tuple[int, ...]:
         return tuple([len(sequence.prompt_tokens) for sequence in self.sequences])
 
@@ -148,6 +155,7 @@ class Front:
             tenant=first.tenant,
             priority=first.priority,
             weight=request.lane.weight,
+            due_s=request.due_s,
         )
         return Ticket(request, verdict, entry)
 
@@ -193,6 +201,7 @@ class Front:
             prompt_tokens=self.prompt_tokens(request),
             output_tokens=length.expected_tokens,
             lane_places=request.lane.max_running,
+            due_s=request.due_s,
         )
         raw, idle = predict(backlog, arrival, rates), predict_idle(arrival, rates)
         corrected = self.accuracy.corrected

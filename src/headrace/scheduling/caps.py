@@ -9,7 +9,7 @@ from headrace.scheduling.step import StepTimes
 
 SIZES_INTERVAL_S = 0.5
 """How often an engine looks for both: they move with the contexts that run."""
-CROWD_SHARE = 0.7
+CROWD_SHARE = 0.8
 """Of the best tokens per second of any batch size: where a smaller batch is nearly as good."""
 _CROWDS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SMALLEST = 8
