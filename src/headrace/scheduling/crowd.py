@@ -4,8 +4,8 @@ A decode step serves more sequences for little more time, as long as they are fe
 once: it makes the batch fuller. Once the batch decodes at nearly the best rate (``caps.crowd``), one more only makes
 everybody slower, and each of them stays longer: sequences pile up until streams run out, and then even the most urgent
 arrival waits. So a prompt waits while such a crowd of more urgent lanes decodes, until it has become smaller or the
-prompt's own deadline presses. The work is the same, in an order in which fewer are under way at any time (shortest jobs first:
-L. Kleinrock, Queueing Systems II, chapter 3).
+prompt's own deadline presses. The work is the same, in an order in which fewer are
+under way at any time (shortest jobs first: L. Kleinrock, Queueing Systems II, chapter 3).
 
 It never waits for a sequence that it would come before by age: a lane counts as more urgent only while a request that
 arrived in it now would rank before the prompt, debts included. That is the bound of ``order``, and holds here too.

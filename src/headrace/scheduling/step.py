@@ -47,8 +47,8 @@ class SchedulerState(Struct, frozen=True):
     after the other (libllama), so that a chunk only delays what comes after it. ``lane_shares`` is each lane's
     share of engine time lately, 0 to 1 (``scheduling.shares``). ``urgent_seen_s`` is when a sequence with a target
     was last alive. ``traffic`` describes the latest requests, for ``auto``.
-    ``batch_cap`` is the knee of step time and ``crowd`` a batch size that is nearly as good as any (``scheduling.caps``;
-    0: not known). ``strategy`` is what the last plan said of itself (``StepPlan.strategy``), empty at first.
+    ``batch_cap`` is the knee of step time and ``crowd`` a batch size nearly as good as any (``scheduling.caps``; 0: not
+    known). ``strategy`` is what the last plan said of itself (``StepPlan.strategy``), empty at first.
     """
 
     now_s: float

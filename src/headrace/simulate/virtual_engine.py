@@ -297,12 +297,9 @@ class VirtualEngine:
             self._sizes_until_s = now_s + SIZES_INTERVAL_S
             running = self._residents.running.values()
             context_tokens = sum([sequence.computed_tokens for sequence in running]) / max(1, len(running))
+            most, overhead_s = max([band.max_sequences for band in self.shape.bands]), self.shape.overhead_s
             self._sizes = batch_sizes(
-                self._believed,
-                max([band.max_sequences for band in self.shape.bands]),
-                self.knobs.knee_gain,
-                context_tokens=context_tokens,
-                overhead_s=self.shape.overhead_s,
+                self._believed, most, self.knobs.knee_gain, context_tokens=context_tokens, overhead_s=overhead_s
             )
         return self._sizes
 
