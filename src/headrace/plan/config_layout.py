@@ -25,8 +25,9 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "max_seq_len")
 _TOLD_APART = {
-    "gemma4", "gemma4_text", "minimax", "minimax_m3", "nemotron-nas", "glm5_next", "bailing_hybrid", "kimi_k3", "mllama",
-    "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "zamba", "zamba2", "bamba", "plamo2", "t5", "bart", "whisper",
+    "gemma4", "gemma4_text", "minimax", "minimax_m3", "nemotron-nas", "glm5_next", "bailing_hybrid", "kimi_k3",
+    "mllama", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "zamba", "zamba2", "bamba", "plamo2", "t5", "bart",
+    "whisper",
 }  # fmt: skip
 """Types whose fields do not say all of their memory, or whose memory is of a kind that is not written down here."""
 

@@ -15,8 +15,8 @@ class UnknownLayout(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """``hidden_entries`` is the width of the residual stream; ``parameters`` is None where the description does not say;
-    ``source`` is a file, or the origin and the date of a named architecture."""
+    """``hidden_entries`` is the width of the residual stream; ``parameters`` is None where the description does not
+    say it; ``source`` is a file, or the origin and the date of a named architecture."""
 
     name: str
     architecture: str

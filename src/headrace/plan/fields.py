@@ -60,16 +60,17 @@ class Fields:
         """A list of ``count`` texts."""
         value = self.raw(key)
         if not isinstance(value, list) or len(value) < count or not all(isinstance(item, str) for item in value):
-            raise ModelError(f"{self.source}: {self._prefix}{key} must be a list of {count} texts, and is {_brief(value)}")
+            raise ModelError(
+                f"{self.source}: {self._prefix}{key} must be a list of {count} texts, and is {_brief(value)}"
+            )
         return tuple(value[:count])
 
     def _whole(self, key: str, value: object, least: int, most: int) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or (isinstance(value, bool) and least > 0) or not least <= value <= most:
-            raise ModelError(
-                f"{self.source}: {self._prefix}{key} is {_brief(value)}; it must be a whole number from {least} to {most}"
-            )
+            wanted = f"it must be a whole number from {least} to {most}"
+            raise ModelError(f"{self.source}: {self._prefix}{key} is {_brief(value)}; {wanted}")
         return int(value)
 
 

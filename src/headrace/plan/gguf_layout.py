@@ -21,8 +21,8 @@ from headrace.plan.gguf_metadata import GgufMetadata, read_gguf
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """``period`` layers make a pattern, of which one is full (the first with ``full_first``, else the last). 0: the file
-    has the pattern. ``tokens``: the window where the file has none (None: then there is no window). ``fixed``: the
+    """``period`` layers make a pattern, of which one is full (the first with ``full_first``, else the last). 0: the
+    file has the pattern. ``tokens``: the window where the file has none (None: then there is no window). ``fixed``: the
     file's number is not used."""
 
     period: int
@@ -67,8 +67,8 @@ _NEMOTRON = {"nemotron_h", "nemotron_h_moe"}
 _WITH_INDEXER = {"deepseek32", "glm-dsa"}
 
 _UNKNOWN = {
-    "bailingmoe3", "dflash", "dots3note", "eagle3", "gemma4-assistant", "glm5-next", "graniteswitch", "hy_v4", "kimi-k3",
-    "minimax-01", "minimax-m3", "nanbeige", "pockettts", "qwen3tts", "qwen4exp",
+    "bailingmoe3", "dflash", "dots3note", "eagle3", "gemma4-assistant", "glm5-next", "graniteswitch", "hy_v4",
+    "kimi-k3", "minimax-01", "minimax-m3", "nanbeige", "pockettts", "qwen3tts", "qwen4exp",
 }  # fmt: skip
 """libllama knows them and keeps their memory in a way of their own that is not written down here."""
 _WITHOUT_KV = {
@@ -116,7 +116,9 @@ class _Reading:
         if arch in _WITHOUT_KV:
             raise UnknownLayout(f"{self.fields.source}: {arch} has no KV memory: it does not generate token by token")
         if arch in _UNKNOWN or arch in _TWO_MEMORIES:
-            raise UnknownLayout(f"{self.fields.source}: how libllama keeps KV memory of {arch} is not known to headrace")
+            raise UnknownLayout(
+                f"{self.fields.source}: how libllama keeps KV memory of {arch} is not known to headrace"
+            )
         if arch == "deepseek4":
             return self._deepseek4()
         if arch in _RECURRENT:
@@ -188,7 +190,9 @@ class _Reading:
             return told, [True] * self.layers
         if rule is None or (self._arch == "exaone4" and self.layers != _EXAONE4_LAYERS_WITH_WINDOWS):
             if told:
-                self.notes.append(f"the file names a window of {told} tokens, but libllama keeps all tokens of {self._arch}")
+                self.notes.append(
+                    f"the file names a window of {told} tokens, but libllama keeps all tokens of {self._arch}"
+                )
             return 0, []
         if self._arch == "llama4" and fields.has("attention.sliding_window") and told == 0:
             return 0, []
