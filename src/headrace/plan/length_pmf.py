@@ -109,6 +109,8 @@ def convolved(first: Probabilities, second: Probabilities) -> Probabilities:
     """The distribution of a sum. By Fourier transform where both are long; its rounding (about 1e-16 of the whole per
     entry) is far below any overflow probability that may be asked for."""
     first, second = np.trim_zeros(first, "b"), np.trim_zeros(second, "b")
+    if not len(first) or not len(second):
+        return np.zeros(1)  # all of one of them lies beyond what is looked at
     if min(len(first), len(second)) <= _SHORT:
         return np.convolve(first, second)
     length = len(first) + len(second) - 1
