@@ -242,6 +242,7 @@ class SelfMeasurement(Struct, frozen=True):
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     """The engine serves from now on. ``reductions`` says in words what had to give way to the memory budget,
+    ``memory_notes`` what about the memory plan is not exact,
     ``processor`` what the build of libllama uses of the processor,
     ``other_cores`` how many cores other processes used while it started."""
 
@@ -253,6 +254,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     reductions: list[str] = []
     processor: str = ""
     other_cores: float = 0.0
+    memory_notes: list[str] = []
 
 
 class EngineSnapshot(Struct, frozen=True, array_like=True, tag="engine_snapshot"):

@@ -17,6 +17,7 @@ from headrace.engines.llama.threads import CpuReader, check_threads
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
+from headrace.kv.libllama_memory import stream_bytes
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import CostModel, CostPrior
@@ -38,11 +39,17 @@ def build(start: Start) -> Engine:
     library = llama_library.load()
     weights = Weights(library, Path(start.model_path), gpu_layers=start.gpu_layers)
     vocabulary = Vocabulary(weights)
-    per_token = weights.kv_bytes_per_token()
+    layout = weights.kv_layout()
     budget_bytes = start.memory_budget_bytes or psutil.virtual_memory().available // 2
     trained_tokens = library.api.llama_model_n_ctx_train(weights.handle)
     wanted = [Band(tokens, sequences) for tokens, sequences in start.bands]
-    budget = fit_bands(wanted, per_token, budget_bytes, trained_tokens)
+    budget = fit_bands(
+        wanted,
+        weights.kv_bytes_per_token(),
+        budget_bytes,
+        trained_tokens,
+        stream_bytes=lambda context_tokens: stream_bytes(layout, context_tokens),
+    )
 
     max_threads = check_threads(start.threads)
     core = EngineCore(
@@ -82,5 +89,13 @@ def build(start: Start) -> Engine:
         measurement=measurement,
         processor=library.system_info(),
         other_cores=other_cores,
+        memory_notes=_doubts(weights),
     )
     return Engine(core, max_threads, ready)
+
+
+def _doubts(weights: Weights) -> list[str]:
+    """What about the memory plan is not exact."""
+    if not weights.layout_doubt:
+        return []
+    return [f"KV memory is planned as if every layer kept every token: {weights.layout_doubt}"]
