@@ -104,6 +104,10 @@ class PrefixReuse:
         changed since the last call, new ones among them."""
         return [(watch.name, watch.cached_tokens) for watch in self._tree.take_moved()]
 
+    def cached_tokens(self, namespace: Hashable, tokens: Iterable[int]) -> int:
+        """The tokens that a sequence could begin with if it waited, in whole blocks."""
+        return self._tree.cached_tokens(namespace, tokens)
+
     # --------------------------------------------------------------------------------------------- placement
 
     def place(

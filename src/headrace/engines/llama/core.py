@@ -23,8 +23,8 @@ from headrace.engines.llama.step_costs import StepCosts
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
 from headrace.scheduling.bands import first_band
 from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
-from headrace.scheduling.cost import CostModel, prefill_pairs
-from headrace.scheduling.cut import ArrivalFacts, saves_deadline
+from headrace.scheduling.cost import CostModel
+from headrace.scheduling.cut import ArrivalFacts, first_token_s, saves_deadline
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates
 from headrace.scheduling.sequence import UNKNOWN_OUTPUT_TOKENS
@@ -257,7 +257,7 @@ class EngineCore:
         if running is None or submit.deadline_s is None:
             return False
         arrival = ArrivalFacts(submit.deadline_s, submit.priority, self._has_room(submit))
-        return saves_deadline(arrival, now_s, running, self._first_token_s(len(submit.prompt_tokens)))
+        return saves_deadline(arrival, now_s, running, self._first_token_s(submit))
 
     def _has_room(self, submit: Submit) -> bool:
         """Whether a stream is free for it, or held by something less urgent."""
@@ -271,14 +271,16 @@ class EngineCore:
             for s in self.residents.running.values()
         )
 
-    def _first_token_s(self, prompt_tokens: int) -> float:
-        """Predicted time to a prompt's first token when its chunks come next, decodes before each."""
-        chunk = min(self.knobs.max_prefill_tokens, self.knobs.step_tokens)
-        total_s = 0.0
-        for start in range(0, prompt_tokens, chunk):
-            tokens = min(chunk, prompt_tokens - start)
-            total_s += self.forward.decode_s + self.costs.model.call_s(tokens, 0, prefill_pairs(start, tokens))
-        return total_s
+    def _first_token_s(self, submit: Submit) -> float:
+        """Predicted time to its first token when its chunks come next, decodes before each, with what the engine holds
+        of its prompt now. One look-up for each 128 tokens of it, once an arrival."""
+        return first_token_s(
+            len(submit.prompt_tokens),
+            self.residents.cached_tokens(submit),
+            self.costs.model,
+            chunk_tokens=min(self.knobs.max_prefill_tokens, self.knobs.step_tokens),
+            decode_s=self.forward.decode_s,
+        )
 
     # Accounts
 

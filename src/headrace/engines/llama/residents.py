@@ -15,7 +15,7 @@ from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.reuse import PrefixReuse
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
-from headrace.messages.engine import BandPlan, SequenceOutput
+from headrace.messages.engine import BandPlan, SequenceOutput, Submit
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates, WaitingQueue
 from headrace.scheduling.sequence import Slot
@@ -105,6 +105,12 @@ class Residents:
             # Memory that cannot be cut serves few prompts, and which ones is only found out when they begin.
             if self.reuse.can_truncate and self.prefix.reusable(sequence.request):
                 sequence.state.cached_tokens = tokens
+
+    def cached_tokens(self, request: Submit) -> int:
+        """How much of a prompt that has not been taken in somebody holds, as ``note_cached`` would find."""
+        if not self.reuse.can_truncate or not self.prefix.reusable(request):
+            return 0
+        return self.reuse.cached_tokens(self.prefix.namespace(request), request.prompt_tokens)
 
     def admit(self, sequence: LiveSequence, placement: Placement, kept_tokens: int, now_s: float) -> None:
         """A waiting sequence runs where it was placed; the stream holds its first ``kept_tokens`` tokens. What was
