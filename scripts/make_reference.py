@@ -91,7 +91,7 @@ _RESPONSE_HEADERS: Final = {
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
     "x-headrace-predicted-ttft-ms": "The time to the first token as predicted at admission, in milliseconds.",
-    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full` or `predicted_late`.",
+    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late` or `over_share`.",
     "x-request-id": "The request's id, on every response.",
 }
 _HEADER: Final = re.compile(r"x-[a-z-]+|authorization|retry-after|www-authenticate")

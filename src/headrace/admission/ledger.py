@@ -152,6 +152,10 @@ class Ledger:
         """Every lane that has had a request."""
         return {name: self.lane(name) for name in self._lanes}
 
+    def waiting_tenants(self) -> dict[str, frozenset[str | None]]:
+        """By lane, the tenants with sequences without a token."""
+        return {name: frozenset(count.tenants) for name, count in self._lanes.items() if count.tenants}
+
     def state(self, lane: str, now_s: float) -> AdmissionState:
         """What the queue caps look at."""
         return AdmissionState(

@@ -322,6 +322,11 @@ def _overloaded(verdict: Verdict, waiting: int) -> Overloaded:
             f"the answer would come too late to be of use: its first token is predicted in {predicted.ttft_s:.1f} s,"
             f" its last in {predicted.finish_s:.1f} s; try again in {decision.retry_after_s:.1f} s"
         )
+    elif decision.reason == "over_share":
+        message = (
+            f"this lane or tenant asks for more than its part of the engine while others ask for theirs; its part should"
+            f" have room in {decision.retry_after_s:.1f} s"
+        )
     else:
         message = (
             f"the queue is full ({waiting} sequences wait); there should be room in {decision.retry_after_s:.1f} s"
