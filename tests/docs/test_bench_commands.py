@@ -215,11 +215,19 @@ def test_the_agreements_steps_run_as_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the tools get a core each, as Linux alone lets them")
 def test_a_round_of_the_agreement_runs(tmp_path: Path) -> None:
-    """headrace's half against the truth server; GuideLLM is not installed here and does nothing."""
-    idle = tmp_path / "guidellm"
-    idle.write_text("#!/bin/sh\n")
-    idle.chmod(0o755)
+    """Both halves against the truth server. GuideLLM is not installed here: a stand-in reads its backend's address and
+    sends the load with our own tool."""
+    stand_in = tmp_path / "guidellm"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        """target=$(printf '%s' "$*" | sed 's/.*target=\\([^,]*\\),.*/\\1/')\n"""
+        f"exec {sys.executable} -m headrace bench run --target $target --model truth --arrivals 'constant(10)'"
+        " --duration 2 --output-length 32 --output stand-in\n"
+    )
+    stand_in.chmod(0o755)
     command = [sys.executable, "-m", "benchmarks.agreement", "truth", "--round", "1", "--output", str(tmp_path / "out")]
-    subprocess.run([*command, "--guidellm", str(idle), "--tokenizer", str(tmp_path)], cwd=ROOT, check=True, timeout=120)
+    command += ["--guidellm", str(stand_in), "--tokenizer", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     folder = tmp_path / "out" / "round-1"
     assert (folder / "headrace" / "summary.json").is_file() and (folder / "served-headrace.json").is_file()
+    assert (folder / "stand-in" / "summary.json").is_file() and (folder / "served-guidellm.json").is_file()
