@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from headrace.scheduling.knobs import SchedulingKnobs, marks_problem
 from headrace.scheduling.memory import projected_tokens
 from headrace.scheduling.sequence import SequenceState
 
@@ -34,7 +35,7 @@ than parking it and coming back would take."""
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Shares of the budget. Raises ValueError unless 0 < gap < warn and warn + gap <= refuse, refuse + gap <= move."""
+    """Shares of the budget. Raises ValueError for what cannot be watermarks (``scheduling.knobs.marks_problem``)."""
 
     warn: float = 0.70
     refuse: float = 0.85
@@ -42,12 +43,14 @@ class Marks:
     gap: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.gap < self.warn:
-            raise ValueError(f"the gap {self.gap:g} must be above 0 and below the first mark {self.warn:g}")
-        # Else a level could be entered below where the one before is left.
-        for lower, upper in ((self.warn, self.refuse), (self.refuse, self.move)):
-            if upper - lower < self.gap - 1e-9:
-                raise ValueError(f"marks must be the gap {self.gap:g} apart at least: {lower:g}, {upper:g}")
+        problem = marks_problem(self.warn, self.refuse, self.move, self.gap)
+        if problem is not None:
+            raise ValueError(problem)
+
+    @classmethod
+    def of_knobs(cls, knobs: SchedulingKnobs) -> Marks:
+        """What the knobs say."""
+        return cls(knobs.kv_warn, knobs.kv_refuse, knobs.kv_move, knobs.kv_gap)
 
     def of(self, level: KvLevel) -> float:
         """The share from which on a level holds; 0 for ``normal``."""
@@ -74,15 +77,19 @@ def nearly_done(sequence: SequenceState) -> bool:
 
 
 def cold_sequences(
-    running: Iterable[SequenceState], excess_tokens: int, *, long_tokens: int
+    running: Iterable[SequenceState], excess_tokens: int, *, long_tokens: int, most_tokens: int
 ) -> list[SequenceState]:
     """Who gives up its stream so that ``excess_tokens`` of projected KV are freed: the least urgent first, long ones
-    before short ones of the same priority, the longer before the shorter. Nobody who is about to finish, nor who would
-    only have to come back at once: the last one that runs stays. Only long sequences, and short ones without a target,
-    are ever taken: parking an urgent short one frees little and costs its SLO."""
+    before short ones of the same priority, the longer before the shorter. Nobody who is about to finish, nor the last
+    one that runs, nor who needs more than ``most_tokens``, up to which parked sequences come back. Only long sequences, and
+    short ones without a target, are ever taken: parking an urgent short one frees little and costs its SLO."""
     everybody = list(running)
     candidates = [
-        s for s in everybody if not nearly_done(s) and (not s.urgent or projected_tokens(s) >= long_tokens)
+        s
+        for s in everybody
+        if not nearly_done(s)
+        and projected_tokens(s) <= most_tokens
+        and (not s.urgent or projected_tokens(s) >= long_tokens)
     ]
     candidates.sort(key=lambda s: (-s.priority, -projected_tokens(s), -s.arrived_s, s.request_id))
     chosen: list[SequenceState] = []

@@ -5,8 +5,9 @@ what is used now finds the memory full when all have grown (watermarks on curren
 whole blocks.
 
 Two bounds. Everybody must fit the budget. A long sequence, and one that was parked, must leave free what lies between
-the budget and ``long_most_tokens``: that part is for short ones, which come and go while a document stays. When
-nobody runs, or nobody long, one may enter whatever it needs: else it never could.
+the budget and ``long_most_tokens``: that part is for short ones, which come and go while a document stays, and it
+keeps a parked one from coming back only to be parked again. The first long one may fill the budget, and when nobody
+runs anybody may enter: else it never could.
 """
 
 from __future__ import annotations
@@ -63,10 +64,7 @@ class MemoryRoom:
             return True
         limits, need = self._limits, projected_tokens(sequence)
         is_long = need >= limits.long_tokens
-        if is_long:
-            bounded = self._long > 0
-        else:
-            bounded = sequence.computed_tokens > 0
+        bounded = sequence.computed_tokens > 0 or (is_long and self._long > 0)
         return self._held + need <= (limits.long_most_tokens if bounded else limits.budget_tokens)
 
     def take(self, sequence: SequenceState) -> None:

@@ -1,0 +1,85 @@
+"""How scarce KV memory is, and what the engine does about it between two steps."""
+
+from __future__ import annotations
+
+from headrace.engines.llama.residents import Residents
+from headrace.kv.watermarks import KvLevel, Marks, cold_sequences, drain_s, next_level
+from headrace.scheduling.knobs import SchedulingKnobs
+from headrace.scheduling.memory import MemoryLimits, projected_tokens
+from headrace.scheduling.order import ServiceRates
+from headrace.scheduling.sequence import SequenceState
+
+REFRESH_S = 0.05
+"""Projections change with every token, and matter by the block."""
+
+
+class KvPressure:
+    """Follows the level (``kv.watermarks``) and parks cold sequences at the highest.
+
+    ``budget_tokens`` is what sequences may hold together; None when every stream has memory of its own. Then there is
+    nothing that parking could free for anybody else, and the level says only how much of all streams is promised.
+    """
+
+    def __init__(self, residents: Residents, budget_tokens: int | None) -> None:
+        self._residents = residents
+        streams = sum([band.max_context_tokens * band.max_sequences for band in residents.bands])
+        self.shared = budget_tokens is not None and budget_tokens < streams
+        self.budget_tokens = budget_tokens if budget_tokens is not None and self.shared else streams
+        self.level: KvLevel = "normal"
+        self.held_tokens = 0
+        self.promised_tokens = 0
+        self.drain_s = 0.0
+        """Predicted time until long requests are taken again; 0 when they are."""
+        self.parked = 0
+        """Sequences parked for want of memory, since the engine started."""
+        self._seen_counts = (-1, -1)
+        self._seen_s = 0.0
+
+    def limits(self, knobs: SchedulingKnobs) -> MemoryLimits | None:
+        """What bounds who may enter."""
+        if not self.shared:
+            return None
+        return MemoryLimits(self.budget_tokens, int(knobs.kv_refuse * self.budget_tokens), knobs.kv_long_tokens)
+
+    def relieve(self, now_s: float, knobs: SchedulingKnobs, rates: ServiceRates) -> bool:
+        """Before a step: look where the level is, and park whom it says. True when the level changed."""
+        counts = (len(self._residents.running), len(self._residents.waiting))
+        if counts == self._seen_counts and now_s - self._seen_s < REFRESH_S:
+            return False
+        marks, before = Marks.of_knobs(knobs), self.level
+        self._look(marks)
+        if self.level == "move":
+            excess = self.held_tokens - int((marks.move - marks.gap) * self.budget_tokens)
+            cold = cold_sequences(
+                self._running(),
+                excess,
+                long_tokens=knobs.kv_long_tokens,
+                most_tokens=int(marks.refuse * self.budget_tokens),
+            )
+            for state in cold:
+                self._residents.evict(self._residents.running[state.request_id], rates)
+                self.parked += 1
+            if cold:
+                self._look(marks)
+        self.drain_s = 0.0
+        if self.level in ("refuse", "move"):
+            self.drain_s = drain_s(
+                self._running(),
+                [sequence.state for sequence in self._residents.waiting.values()],
+                self.promised_tokens - int((marks.refuse - marks.gap) * self.budget_tokens),
+                prefill_token_s=rates.prefill_token_s,
+                decode_step_s=max(rates.decode_step_s, rates.decode_token_s * counts[0]),
+            )
+        self._seen_counts = (len(self._residents.running), len(self._residents.waiting))
+        self._seen_s = now_s
+        return self.level != before
+
+    def _running(self) -> list[SequenceState]:
+        return [sequence.state for sequence in self._residents.running.values()]
+
+    def _look(self, marks: Marks) -> None:
+        waiting = self._residents.waiting.values()
+        self.held_tokens = sum([projected_tokens(state) for state in self._running()])
+        self.promised_tokens = self.held_tokens + sum([projected_tokens(sequence.state) for sequence in waiting])
+        held = self.held_tokens / self.budget_tokens if self.shared else 0.0
+        self.level = next_level(self.level, held, self.promised_tokens / self.budget_tokens, marks)
