@@ -81,8 +81,9 @@ def cold_sequences(
 ) -> list[SequenceState]:
     """Who gives up its stream so that ``excess_tokens`` of projected KV are freed: the least urgent first, long ones
     before short ones of the same priority, the longer before the shorter. Nobody who is about to finish, nor the last
-    one that runs, nor who needs more than ``most_tokens``, up to which parked sequences come back. Only long sequences, and
-    short ones without a target, are ever taken: parking an urgent short one frees little and costs its SLO."""
+    one that runs, nor who needs more than ``most_tokens``, up to which parked sequences come back. Only long
+    sequences, and short ones without a target, are ever taken: parking an urgent short one frees little and costs its
+    SLO."""
     everybody = list(running)
     candidates = [
         s

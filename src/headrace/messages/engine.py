@@ -190,11 +190,11 @@ class EngineLoad(Struct, frozen=True):
     ``lane_shares`` is each lane's share of engine time lately, 0 to 1.
 
     Of KV memory, projected (``scheduling.memory``): ``kv_held_tokens`` by running sequences, ``kv_promised_tokens``
-    with those that wait, of ``kv_budget_tokens``; ``kv_level`` is the watermark's level, ``kv_drain_s`` the predicted time
-    until long requests are taken again. ``kv_waste`` is the share of used streams' cells that hold nothing. ``parked``
-    sequences have ``parked_bytes`` in memory, ``spilled`` of them ``spilled_bytes`` in files. Since the engine started:
-    ``kv_parked`` sequences gave up their stream for want of memory, ``kv_spills`` states went to a file, ``kv_dropped``
-    were lost and are computed again."""
+    with those that wait, of ``kv_budget_tokens``; ``kv_level`` is the watermark's level, ``kv_drain_s`` the predicted
+    time until long requests are taken again. ``kv_waste`` is the share of used streams' cells that hold nothing.
+    ``parked`` sequences have ``parked_bytes`` in memory, ``spilled`` of them ``spilled_bytes`` in files. Since the
+    engine started: each level was come to ``kv_level_entries`` times, ``kv_parked`` sequences gave up their stream for
+    want of memory, ``kv_spills`` states went to a file, ``kv_dropped`` were lost and are computed again."""
 
     running: int
     waiting: int
@@ -229,6 +229,7 @@ class EngineLoad(Struct, frozen=True):
     kv_held_tokens: int = 0
     kv_promised_tokens: int = 0
     kv_drain_s: float = 0.0
+    kv_level_entries: dict[str, int] = {}
     kv_waste: float = 0.0
     kv_parked: int = 0
     parked_bytes: int = 0

@@ -18,9 +18,14 @@ class KvEvents:
         self._metrics = metrics
         self._level: KvLevel = "normal"
         self._parked = 0
+        self._entries: dict[str, int] = {}
 
     def seen(self, load: EngineLoad) -> None:
-        """Take in a report."""
+        """Take in a report. Counts that are lower than before are those of an engine that started again."""
+        for level, count in load.kv_level_entries.items():
+            before = self._entries.get(level, 0)
+            self._metrics.kv_level_entered(level, count - before if count >= before else count)
+        self._entries = load.kv_level_entries
         if load.kv_parked > self._parked:
             _logger.warning(
                 "KV memory: %d sequences parked to make room, %d parked in all (%d bytes in memory, %d in files)",
@@ -43,4 +48,3 @@ class KvEvents:
             load.kv_budget_tokens,
         )
         self._level = load.kv_level
-        self._metrics.kv_level_entered(load.kv_level)

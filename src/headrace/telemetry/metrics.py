@@ -179,9 +179,10 @@ class Metrics:
         self._step.observe(load.step_s)
         self._counts.seen(load)
 
-    def kv_level_entered(self, level: str) -> None:
-        """Count a change of KV memory's level."""
-        self._kv_levels.labels(level).inc()
+    def kv_level_entered(self, level: str, times: int) -> None:
+        """Count changes of KV memory's level."""
+        if times:
+            self._kv_levels.labels(level).inc(times)
 
     def knobs_changed(self, names: Iterable[str]) -> None:
         """Count knobs that have another value than before."""

@@ -80,7 +80,9 @@ class EngineCore:
         if kv_budget_tokens is not None:
             self.max_context_tokens = min(self.max_context_tokens, kv_budget_tokens)
         self.costs = StepCosts(CostModel())
-        self.residents = Residents(library, weights, budget, knobs, prefix, self.now_s, parking or Parking())
+        self.residents = Residents(
+            library, weights, budget, knobs, prefix, self.now_s, Parking() if parking is None else parking
+        )
         self.pressure = KvPressure(self.residents, kv_budget_tokens)
         self.applier = Applier(self.residents, self.now_s)
         self.forward = Forward(self.residents, vocabulary, self.costs, self.now_s, threads)
@@ -299,6 +301,7 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """How full the engine is right now, and what its last step was."""
+        self.pressure.look(self.knobs, self._rates())
         load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._batch_cap)
         return msgspec.structs.replace(load, lane_shares=self._shares.shares(self._clock()))
 

@@ -31,7 +31,8 @@ class LoadReport:
         self._reported_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """True when sequences came or went, memory's level changed, or the last report is old; else steps are kept short without one."""
+        """True when sequences came or went, memory's level changed, or the last report is old; else steps are kept
+        short without one."""
         counts = (len(self._residents.running), len(self._residents.waiting), self._pressure.level)
         if counts == self._reported_counts and now_s - self._reported_s < REPORT_INTERVAL_S:
             return False
@@ -81,6 +82,7 @@ class LoadReport:
             kv_held_tokens=pressure.held_tokens,
             kv_promised_tokens=pressure.promised_tokens,
             kv_drain_s=pressure.drain_s,
+            kv_level_entries=dict(pressure.entries),
             kv_waste=self._waste(),
             kv_parked=pressure.parked,
             parked_bytes=parking.bytes,

@@ -30,6 +30,8 @@ class KvPressure:
         self.promised_tokens = 0
         self.drain_s = 0.0
         """Predicted time until long requests are taken again; 0 when they are."""
+        self.entries: dict[str, int] = {}
+        """How often each level was come to, from above or below."""
         self.parked = 0
         """Sequences parked for want of memory, since the engine started."""
         self._seen_counts = (-1, -1)
@@ -41,45 +43,48 @@ class KvPressure:
             return None
         return MemoryLimits(self.budget_tokens, int(knobs.kv_refuse * self.budget_tokens), knobs.kv_long_tokens)
 
-    def relieve(self, now_s: float, knobs: SchedulingKnobs, rates: ServiceRates) -> bool:
-        """Before a step: look where the level is, and park whom it says. True when the level changed."""
-        counts = (len(self._residents.running), len(self._residents.waiting))
+    def relieve(self, now_s: float, knobs: SchedulingKnobs, rates: ServiceRates) -> None:
+        """Before a step: look where the level is, and park whom it says."""
+        counts = self._counts()
         if counts == self._seen_counts and now_s - self._seen_s < REFRESH_S:
-            return False
-        marks, before = Marks.of_knobs(knobs), self.level
-        self._look(marks)
+            return
+        self._seen_s = now_s
+        self.look(knobs, rates)
         if self.level == "move":
-            excess = self.held_tokens - int((marks.move - marks.gap) * self.budget_tokens)
             cold = cold_sequences(
                 self._running(),
-                excess,
+                self.held_tokens - int((knobs.kv_move - knobs.kv_gap) * self.budget_tokens),
                 long_tokens=knobs.kv_long_tokens,
-                most_tokens=int(marks.refuse * self.budget_tokens),
+                most_tokens=int(knobs.kv_refuse * self.budget_tokens),
             )
             for state in cold:
                 self._residents.evict(self._residents.running[state.request_id], rates)
                 self.parked += 1
-            if cold:
-                self._look(marks)
+        self._seen_counts = self._counts()
+
+    def look(self, knobs: SchedulingKnobs, rates: ServiceRates) -> None:
+        """Bring level and figures up to date."""
+        running, marks = self._running(), Marks.of_knobs(knobs)
+        waiting = [sequence.state for sequence in self._residents.waiting.values()]
+        self.held_tokens = sum([projected_tokens(state) for state in running])
+        self.promised_tokens = self.held_tokens + sum([projected_tokens(state) for state in waiting])
+        held = self.held_tokens / self.budget_tokens if self.shared else 0.0
+        level = next_level(self.level, held, self.promised_tokens / self.budget_tokens, marks)
+        if level != self.level:
+            self.level = level
+            self.entries[level] = self.entries.get(level, 0) + 1
         self.drain_s = 0.0
-        if self.level in ("refuse", "move"):
+        if level in ("refuse", "move"):
             self.drain_s = drain_s(
-                self._running(),
-                [sequence.state for sequence in self._residents.waiting.values()],
+                running,
+                waiting,
                 self.promised_tokens - int((marks.refuse - marks.gap) * self.budget_tokens),
                 prefill_token_s=rates.prefill_token_s,
-                decode_step_s=max(rates.decode_step_s, rates.decode_token_s * counts[0]),
+                decode_step_s=max(rates.decode_step_s, rates.decode_token_s * len(running)),
             )
-        self._seen_counts = (len(self._residents.running), len(self._residents.waiting))
-        self._seen_s = now_s
-        return self.level != before
+
+    def _counts(self) -> tuple[int, int]:
+        return len(self._residents.running), len(self._residents.waiting)
 
     def _running(self) -> list[SequenceState]:
         return [sequence.state for sequence in self._residents.running.values()]
-
-    def _look(self, marks: Marks) -> None:
-        waiting = self._residents.waiting.values()
-        self.held_tokens = sum([projected_tokens(state) for state in self._running()])
-        self.promised_tokens = self.held_tokens + sum([projected_tokens(sequence.state) for sequence in waiting])
-        held = self.held_tokens / self.budget_tokens if self.shared else 0.0
-        self.level = next_level(self.level, held, self.promised_tokens / self.budget_tokens, marks)

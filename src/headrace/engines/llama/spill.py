@@ -1,8 +1,8 @@
 """Parked KV in files, when host memory for it is full: written beside the steps, read back whole, gone at exit.
 
-A folder of this process's own (``parked-PID-…``) lies in the configured one, locked for as long as the process lives. Its
-files mean nothing to any other process: whoever starts removes the folders of processes that have died, however they
-died. One thread writes; until a state is written it stays in memory (``pending_bytes``). A file is written under
+A folder of this process's own (``parked-PID-…``) lies in the configured one, locked for as long as the process lives.
+Its files mean nothing to any other process: whoever starts removes the folders of processes that have died, however
+they died. One thread writes; until a state is written it stays in memory (``pending_bytes``). A file is written under
 another name and renamed, so that one with its own name is whole; a digest over everything is checked when it is read.
 A file that is missing, short, damaged or not this sequence's gives nothing, and the tokens are computed again.
 """
