@@ -150,12 +150,13 @@ def test_the_self_check_notices_damage_to_what_is_parked(tiny: Model) -> None:
         core.submit(submits(tiny, 1)[0])
         core.step()
         core.step()
-        state = core.residents.parking.take("r0")
+        state = core.residents.parking.get("r0")
+        core.residents.parking.drop("r0")
         assert state is not None and "0 are parked" in (core.check_integrity() or "")
         core.residents.parking.park("r0", state)
         core.residents.parking.park("ghost", state)
         assert "ghost is parked but does not wait" in (core.check_integrity() or "")
-        core.residents.parking.take("ghost")
+        core.residents.parking.drop("ghost")
 
 
 # Moves

@@ -15,6 +15,7 @@ from headrace.admission.accuracy import Accuracy
 from headrace.admission.decide import AdmissionDecision, AdmissionLimits, Forecast, Outlook, decide
 from headrace.admission.ledger import Entry, Ledger
 from headrace.admission.lengths import OutputLength, OutputLengths
+from headrace.admission.memory import MemoryState, refusal
 from headrace.admission.parts import SPARE_RUNNING, Parts, allowed_s
 from headrace.admission.predict import Arrival, Backlog, Prediction, predict, predict_idle
 from headrace.admission.rates import EngineRates
@@ -107,11 +108,23 @@ class Front:
         """The output length to expect of a lane's request with this limit."""
         return self.lengths.expect(lane_name, lane.typical_output_tokens).within(max_tokens)
 
-    def judge(self, request: Request, limits: AdmissionLimits, rates: EngineRates | None, now_s: float) -> Verdict:
+    def judge(
+        self,
+        request: Request,
+        limits: AdmissionLimits,
+        rates: EngineRates | None,
+        now_s: float,
+        memory: MemoryState | None = None,
+    ) -> Verdict:
         """Whether a request may come in now, and as what. Each request is judged once: what is asked for is noted, and
         the lane's trust in predictions changes."""
         name, sequences = request.lane_name, request.sequences
         state = self.ledger.state(name, now_s)
+        if not state.idle:  # with nothing to do, the engine's last report is old
+            output = self.expected_length(name, request.lane, _longest(sequences)).expected_tokens
+            refused = refusal(memory, request.prompt_tokens, output)
+            if refused is not None:
+                return Verdict(refused, sequences, now_s)
         if rates is None:
             return Verdict(decide(state, limits, len(sequences)), sequences, now_s)
         backlog = self.ledger.backlog(name, now_s)

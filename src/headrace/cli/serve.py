@@ -116,6 +116,10 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         self_measure=engine.self_measure,
         prefix_cache=engine.prefix_cache,
         prefix_sharing=engine.prefix_sharing,
+        kv_budget_bytes=engine.kv_memory.budget_bytes,
+        parked_bytes=engine.kv_memory.parked_bytes,
+        spill_dir=engine.kv_memory.spill_dir,
+        spill_bytes=engine.kv_memory.spill_bytes,
     )
 
 

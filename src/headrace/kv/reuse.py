@@ -271,6 +271,14 @@ class PrefixReuse:
         """Tokens whose KV is in ``slot``; 0 when it is empty."""
         return self._tree.tokens(slot) if slot in self._tree else 0
 
+    def held(self) -> list[tuple[Slot, int]]:
+        """Every stream that holds something, or somebody runs in, with its tokens."""
+        return [(slot, self._tree.tokens(slot)) for slot in self._tree.holders()]
+
+    def shared_tokens(self, slot: Slot) -> int:
+        """Of the tokens in ``slot``, those in whole blocks that another stream holds too; 0 when it is empty."""
+        return self._tree.shared_tokens(slot) if slot in self._tree else 0
+
     @property
     def waiting_ids(self) -> list[str]:
         """Who waits for a stream."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
+from headrace.scheduling.memory import MemoryLimits
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.traffic import Traffic
 
@@ -48,7 +49,8 @@ class SchedulerState(Struct, frozen=True):
     share of engine time lately, 0 to 1 (``scheduling.shares``). ``urgent_seen_s`` is when a sequence with a target
     was last alive. ``traffic`` describes the latest requests, for ``auto``.
     ``batch_cap`` is the knee of step time and ``crowd`` a batch size nearly as good as any (``scheduling.caps``; 0: not
-    known). ``strategy`` is what the last plan said of itself (``StepPlan.strategy``), empty at first.
+    known). ``strategy`` is what the last plan said of itself (``StepPlan.strategy``), empty at first. ``memory`` bounds
+    what sequences may hold together; None where every stream has memory of its own.
     """
 
     now_s: float
@@ -65,6 +67,7 @@ class SchedulerState(Struct, frozen=True):
     batch_cap: int = 0
     crowd: int = 0
     strategy: str = ""
+    memory: MemoryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,16 @@ import msgspec
 from headrace.engines.llama.apply import Applier
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.forward import Forward
+from headrace.engines.llama.kv_account import kv_account, kv_limits
 from headrace.engines.llama.live import LiveSequence, prompt_problem
 from headrace.engines.llama.load_report import LoadReport
+from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
+from headrace.engines.llama.pressure import KvPressure
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
+from headrace.kv.account import KvAccount
+from headrace.kv.sources import SourceTimes
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
 from headrace.scheduling.bands import first_band
 from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
@@ -59,7 +64,11 @@ class EngineCore:
         threads: int,
         prefix: PrefixRules = PREFIX_DEFAULT,
         clock: Callable[[], float] = time.monotonic,
+        kv_budget_tokens: int | None = None,
+        parking: Parking | None = None,
     ) -> None:
+        """``kv_budget_tokens`` is what sequences may hold together (None: what the streams do), ``parking`` where KV
+        goes that has no stream (None: memory, without a limit)."""
         self._library = library
         self._vocabulary = vocabulary
         self._policy = policy
@@ -67,11 +76,17 @@ class EngineCore:
         self.knobs = knobs
         self._step_tokens_capacity = knobs.step_tokens
         self.max_context_tokens = budget.bands[-1].max_context_tokens
+        if kv_budget_tokens is not None:
+            self.max_context_tokens = min(self.max_context_tokens, kv_budget_tokens)
         self.costs = StepCosts(CostModel())
-        self.residents = Residents(library, weights, budget, knobs, prefix, self.now_s)
+        self.residents = Residents(
+            library, weights, budget, knobs, prefix, self.now_s, Parking() if parking is None else parking
+        )
+        self.pressure = KvPressure(self.residents, kv_budget_tokens)
         self.applier = Applier(self.residents, self.now_s)
         self.forward = Forward(self.residents, vocabulary, self.costs, self.now_s, threads)
-        self._report = LoadReport(self.residents, self.applier, self.forward, budget.bytes_per_token)
+        self._report = LoadReport(self.residents, self.applier, self.forward, self.pressure, budget.bytes_per_token)
+        self._bytes_per_token = budget.bytes_per_token
         self._shares = LaneShares()
         self._traffic = TrafficWindow()
         self._ended: list[SequenceOutput] = []
@@ -177,6 +192,8 @@ class EngineCore:
         """Plan and run one step. Returns what it produced and has not been given to ``emit``, with ends that happened
         since the last one."""
         started_s = self._clock()
+        self.residents.settle_parked()
+        self.pressure.relieve(started_s, self.knobs, self._rates())
         plan = self._policy.plan(self._scheduler_state(started_s))
         outputs, self._ended = self._ended, []
         self.applier.apply(
@@ -229,6 +246,7 @@ class EngineCore:
             batch_cap=sizes.knee,
             crowd=sizes.crowd,
             strategy=self._last_plan.strategy,
+            memory=self.pressure.limits(self.knobs),
         )
 
     def _batch_sizes(self, now_s: float) -> BatchSizes:
@@ -286,6 +304,7 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """How full the engine is right now, and what its last step was."""
+        self.pressure.look(self.knobs, self._rates())
         load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._sizes.knee)
         return msgspec.structs.replace(load, lane_shares=self._shares.shares(self._clock()))
 
@@ -293,9 +312,18 @@ class EngineCore:
         """Every band with its KV bytes and whether its context exists."""
         return self.residents.band_plans()
 
+    def kv_account(self) -> KvAccount:
+        """Where all KV is, who uses it, and what it costs to bring back."""
+        reuse = self.residents.reuse
+        times = SourceTimes(self.costs.model, reuse.carry_time.s_per_token, self.knobs.max_prefill_tokens)
+        return kv_account(self.residents, times, self._bytes_per_token)
+
     def check_integrity(self) -> str | None:
-        """None when slots, sequences, parked KV and libllama's own counts agree; else what is wrong."""
-        return self.residents.check_integrity()
+        """None when slots, sequences, parked KV, libllama's own counts and the account of all KV agree; else what is
+        wrong."""
+        return self.residents.check_integrity() or self.kv_account().check_integrity(
+            kv_limits(self.residents, self._bytes_per_token)
+        )
 
     def close(self) -> None:
         """Free contexts and samplers. Sequences must have been ended before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
@@ -41,6 +41,7 @@ class Residents:
         knobs: SchedulingKnobs,
         prefix: PrefixRules,
         clock: Callable[[], float],
+        parking: Parking,
     ) -> None:
         self._library = library
         self._weights = weights
@@ -52,7 +53,7 @@ class Residents:
         self.queue = WaitingQueue(budget.bands, knobs)
         self.waiting: dict[str, LiveSequence] = {}
         self.running: dict[str, LiveSequence] = {}
-        self.parking = Parking()
+        self.parking = parking
         self.prefix = prefix
         self.reuse = PrefixReuse(budget.bands)
         self._clock = clock
@@ -119,7 +120,7 @@ class Residents:
         state.slot = self.slots.take(slot.band, request_id, slot.stream)
         del self.waiting[request_id]
         self.queue.take(state, now_s)
-        self.parking.take(request_id)
+        self.parking.drop(request_id)
         self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
@@ -141,6 +142,7 @@ class Residents:
         libllama does not hand it out, its tokens are computed again."""
         slot = sequence.state.slot
         assert slot is not None
+        dropped: list[str] = []
         if sequence.state.computed_tokens:
             context = self.context(slot.band)
             try:
@@ -148,13 +150,21 @@ class Residents:
             except EngineError:
                 sequence.state.computed_tokens = 0
             else:
-                self.parking.park(
-                    sequence.request_id,
-                    ParkedState(data, slot.stream, context.band.max_sequences, sequence.state.computed_tokens),
-                )
+                parked = ParkedState(data, slot.stream, context.band.max_sequences, sequence.state.computed_tokens)
+                dropped = self.parking.park(sequence.request_id, parked, sequence.state.rank_s or 0.0)
         self._leave_stream(sequence)
         del self.running[sequence.request_id]
         self._wait(sequence, rates, resumed=True)
+        self._lose(dropped)
+
+    def settle_parked(self) -> None:
+        """Before a step: sequences whose parked KV could not be written to a file are computed again."""
+        self._lose(self.parking.settle())
+
+    def _lose(self, request_ids: Iterable[str]) -> None:
+        """Nothing is parked of these any more."""
+        for request_id in request_ids:
+            self.waiting[request_id].state.computed_tokens = 0
 
     def _leave_stream(self, sequence: LiveSequence, *, keep: bool = True) -> None:
         """Out of a stream, whose KV stays for others with ``keep``."""
@@ -175,7 +185,7 @@ class Residents:
         """Give back everything a sequence holds. ``keep``: the KV in its stream is sound and may serve others."""
         if self.waiting.pop(sequence.request_id, None) is not None:
             self.queue.discard(sequence.state)
-            self.parking.take(sequence.request_id)
+            self.parking.drop(sequence.request_id)
             self.reuse.gone(sequence.request_id)
         elif self.running.pop(sequence.request_id, None) is not None:
             self._leave_stream(sequence, keep=keep)
@@ -254,3 +264,4 @@ class Residents:
         for context in self.contexts:
             if context is not None:
                 context.close()
+        self.parking.close()
