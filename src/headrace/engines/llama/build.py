@@ -65,7 +65,7 @@ def build(start: Start) -> Engine:
         knobs=start.scheduling,
         threads=max_threads,
         prefix=PrefixRules(start.prefix_cache, start.prefix_sharing),
-        kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, per_token),
+        kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, budget.bytes_per_token),
         parking=_parking(start),
     )
     first = core.context(0)
