@@ -63,12 +63,12 @@ def test_when_nobody_runs_anybody_may_enter() -> None:
     assert MemoryRoom(LIMITS, []).fits(sequence("giant", 40000, computed=39000))
 
 
-def state(running: list[SequenceState], waiting: list[SequenceState]) -> SchedulerState:
+def state(running: list[SequenceState], waiting: list[SequenceState], now_s: float = 0.0) -> SchedulerState:
     for number, one in enumerate(running):
         one.slot = Slot(0, number)
     return SchedulerState(
-        now_s=0.0,
-        bands=(Band(16384, 8),),
+        now_s=now_s,
+        bands=(Band(32768, 8),),
         free_streams=(8 - len(running),),
         waiting=waiting,
         running=running,
@@ -92,3 +92,17 @@ def test_the_hybrid_strategys_room_keeps_the_budget_too() -> None:
     assert room.lets_in(sequence("short", 500), 0)
     room.give_back(now.running[0])
     assert room.lets_in(sequence("d2", 12500), 0)
+
+
+def test_nobody_waits_for_ever_behind_smaller_ones() -> None:
+    """After a minute what the oldest needs is kept free; others enter only beside it, and it enters when it fits."""
+    old = sequence("old", 30000)
+    young = SequenceState("young", 3000, 3100, 0, 61.0, expected_tokens=100)
+    for now_s, enters in ((59.0, ["young"]), (61.0, [])):
+        now = state([sequence("running", 3000)], [old, young], now_s)
+        assert [one.request_id for one, _ in admissible([old, young], Room(now), now)] == enters
+    tiny = SequenceState("tiny", 10, 20, 0, 61.0, expected_tokens=10)
+    small = state([sequence("running", 3000)], [sequence("old", 29000), tiny], 61.0)
+    assert [one.request_id for one, _ in admissible([tiny], Room(small), small)] == ["tiny"]
+    alone = state([], [old, young], 61.0)
+    assert [one.request_id for one, _ in admissible([young, old], Room(alone), alone)] == ["young"]

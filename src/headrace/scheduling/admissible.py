@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.scheduling.bands import first_band
-from headrace.scheduling.memory import MemoryRoom
+from headrace.scheduling.memory import RESERVE_AFTER_S, MemoryRoom
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import SchedulerState
 
@@ -38,6 +38,17 @@ class Room:
             for sequence in state.running:
                 if sequence.lane in self.lanes:
                     self.lanes[sequence.lane] -= 1
+        if self.memory is not None:
+            self._reserve(self.memory, state)
+
+    def _reserve(self, memory: MemoryRoom, state: SchedulerState) -> None:
+        """Keep memory free for the oldest that has waited for it, where it is not a stream that it waits for."""
+        oldest = min(state.waiting, key=lambda s: (s.arrived_s, s.request_id), default=None)
+        if oldest is None or state.now_s - oldest.arrived_s < RESERVE_AFTER_S:
+            return
+        band = first_band(oldest.known_tokens, oldest.limit_tokens, state.bands, state.knobs.band_margin_tokens)
+        if band is not None and self.admits(oldest.lane, band):
+            memory.reserve(oldest)
 
     @property
     def left(self) -> int:

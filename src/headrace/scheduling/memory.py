@@ -8,15 +8,22 @@ Two bounds. Everybody must fit the budget. A long sequence, and one that was par
 the budget and ``long_most_tokens``: that part is for short ones, which come and go while a document stays, and it
 keeps a parked one from coming back only to be parked again. The first long one may fill the budget, and when nobody
 runs anybody may enter: else it never could.
+
+Nobody waits for ever behind smaller ones that always find room: what the oldest needs that has waited for
+``RESERVE_AFTER_S`` is kept free of others, who enter only beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.scheduling.sequence import SequenceState
+
+RESERVE_AFTER_S: Final = 60.0
+"""Long enough that a burst of short requests passes, short beside what a document takes to compute."""
 
 
 def in_blocks(tokens: int) -> int:
@@ -50,6 +57,8 @@ class MemoryRoom:
         self._limits = limits
         self._held = 0
         self._long = 0
+        self._reserved_id: str | None = None
+        self._reserved = 0
         for sequence in running:
             self.take(sequence)
 
@@ -58,18 +67,27 @@ class MemoryRoom:
         """Projected tokens of whoever runs or has entered."""
         return self._held
 
+    def reserve(self, sequence: SequenceState) -> None:
+        """Keep free what a waiting sequence needs, unless it fits now."""
+        if not self.fits(sequence):
+            self._reserved_id, self._reserved = sequence.request_id, projected_tokens(sequence)
+
     def fits(self, sequence: SequenceState) -> bool:
         """Whether a waiting sequence may enter."""
         if not self._held:
             return True
         limits, need = self._limits, projected_tokens(sequence)
         is_long = need >= limits.long_tokens
+        if sequence.request_id != self._reserved_id and self._held + need + self._reserved > limits.budget_tokens:
+            return False
         bounded = sequence.computed_tokens > 0 or (is_long and self._long > 0)
         return self._held + need <= (limits.long_most_tokens if bounded else limits.budget_tokens)
 
     def take(self, sequence: SequenceState) -> None:
         """One enters."""
         self._change(sequence, 1)
+        if sequence.request_id == self._reserved_id:
+            self._reserved_id, self._reserved = None, 0
 
     def give_back(self, sequence: SequenceState) -> None:
         """One leaves."""
