@@ -93,7 +93,7 @@ _RESPONSE_HEADERS: Final = {
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
     "x-headrace-predicted-ttft-ms": "The time to the first token as predicted at admission, in milliseconds.",
-    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share` or `kv_memory`.",
+    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share`, `kv_memory`.",
     "x-headrace-kv-level": "With 429 for want of KV memory: its level, `refuse` or `move`.",
     "x-request-id": "The request's id, on every response.",
 }

@@ -1,8 +1,9 @@
 """The system as it ships, admission before ``hybrid``, on the virtual clock: a flood in one lane, or from one tenant,
 costs the others next to nothing, at half of the capacity.
 
-Mix, step times and streams are those of ``benchmarks.bursts``, whose larger run has the figures (at most two points of attainment). With the few requests here the allowance is three:
-chance alone moves the difference of two counts of some 250 requests by a point.
+Mix, step times and streams are those of ``benchmarks.bursts``, whose larger run has the figures (at most two points of
+attainment). With the few requests here the allowance is three: chance alone moves the difference of two counts of
+some 250 requests by a point.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def lost(flooding: str, tenant: str | None) -> dict[str, float]:
     flooded = bursts.run_all([*bursts.usual(RATE), flood], "hybrid", SEEDS, True)
     lanes = [lane for lane in bursts.MIX if lane != flooding or tenant is not None]
     return {
-        lane: bursts.attainment(bursts.of(usually, lambda request: request.lane == lane))
-        - bursts.attainment(bursts.of(flooded, lambda request: request.lane == lane))
+        lane: bursts.attainment(bursts.of(usually, lambda request, lane=lane: request.lane == lane))
+        - bursts.attainment(bursts.of(flooded, lambda request, lane=lane: request.lane == lane))
         for lane in lanes
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -103,9 +104,7 @@ def test_an_excess_is_let_in_while_nothing_waits() -> None:
 
 def test_shares_of_lasting_contention_are_those_of_the_weights() -> None:
     """Both ask for more than the engine can do, for a quarter of an hour, one with three times the weight."""
-    told = asked(
-        Parts(), {CHAT: lambda _: 2.0, TITLES: lambda _: 2.0}, 900.0, weights={"chat": 3.0, "titles": 1.0}
-    )
+    told = asked(Parts(), {CHAT: lambda _: 2.0, TITLES: lambda _: 2.0}, 900.0, weights={"chat": 3.0, "titles": 1.0})
     heavy, light = (let_in(told[owner], 600.0) for owner in (CHAT, TITLES))
     assert heavy / light == pytest.approx(3.0, rel=0.15)
 
@@ -129,9 +128,15 @@ def test_a_tenant_that_asks_no_more_is_forgotten() -> None:
     assert sum(len(lane.tenants) for lane in parts._lanes.values()) == 0
 
 
+def _steady(rate: float, _: float) -> float:
+    return rate
+
+
 @given(rates=st.lists(st.floats(0.0, SERVABLE / 4), min_size=2, max_size=4))
 def test_nobody_is_shed_while_all_ask_for_less_than_the_engine_can_serve(rates: list[float]) -> None:
     """Together, steadily, from the first moment."""
-    lanes = {(f"lane{number}", None): (lambda _, rate=rate: rate) for number, rate in enumerate(rates)}
+    lanes: dict[tuple[str, str | None], Callable[[float], float]] = {
+        (f"lane{number}", None): partial(_steady, rate) for number, rate in enumerate(rates)
+    }
     for told in asked(Parts(), lanes, 30.0).values():
         assert all(excess_s is None for _, excess_s in told)

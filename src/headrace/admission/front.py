@@ -60,7 +60,8 @@ class Request:
 class Verdict:
     """What was decided. ``predicted`` are the times from arrival to the first and from there to the last token, None
     when nothing can be predicted yet; ``raw`` is the uncorrected prediction from ``decided_s`` on, to be compared with
-    what will happen. ``work_s`` is the engine time that it takes at the best rates. ``sequences`` are what goes to the engine, degraded to ``max_tokens`` where that is not None."""
+    what will happen. ``work_s`` is the engine time that it takes at the best rates. ``sequences`` are what goes to the
+    engine, degraded to ``max_tokens`` where that is not None."""
 
     decision: AdmissionDecision
     sequences: Sequence[Submit]

@@ -10,10 +10,10 @@ standard deviation of ``sqrt(usual * size / (2 * ASKED_MEMORY_S))``, ``size`` be
 through an exponential average). A lane may claim its usual and ``CHANCE`` of these, and never less than
 ``LEAST_CLAIM`` of what its weight gives it. One that is over its part already claims its usual alone.
 
-**Part.** The engine's time goes to claims first, max-min fair by weight, up to ``FULL``: all that it can do. What then is
-left of ``SERVABLE``, which is what it does while it meets targets, goes to what is asked for beyond claims, by weight
-again. In the short run, whoever asks for what it usually asks for comes first; since a lane's usual follows what it
-asks for, by at most ``MOST_GROWTH`` in ``USUAL_MEMORY_S``, shares of lasting contention are those of the weights.
+**Part.** The engine's time goes to claims first, max-min fair by weight, up to ``FULL``: all that it can do. What then
+is left of ``SERVABLE``, which is what it does while it meets targets, goes to what is asked for beyond claims, by
+weight again. In the short run, whoever asks for what it usually asks for comes first; since a lane's usual follows what
+it asks for, by at most ``MOST_GROWTH`` in ``USUAL_MEMORY_S``, shares of lasting contention are those of the weights.
 
 **Over its part** a lane gets what its usual is, and a queue of what that serves in a few seconds (``allowed_s``, times
 its patience; ``RECOVERING`` of it once something was shed, so that the backlog of a burst is gone soon after it). Of

@@ -9,7 +9,6 @@ from typing import Final
 from headrace.messages.engine import EngineLoad, Ready, SelfMeasurement
 from headrace.scheduling.knobs import SchedulingKnobs
 
-
 USUAL_BATCH: Final = 16
 
 

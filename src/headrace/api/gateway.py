@@ -339,8 +339,8 @@ def _overloaded(verdict: Verdict, waiting: int, memory: MemoryState | None) -> O
         )
     elif decision.reason == "over_share":
         message = (
-            f"this lane or tenant asks for more than its part of the engine while others ask for theirs; its part should"
-            f" have room in {decision.retry_after_s:.1f} s"
+            "this lane or tenant asks for more than its part of the engine while others ask for theirs; its part"
+            f" should have room in {decision.retry_after_s:.1f} s"
         )
     else:
         message = (
