@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.parking import Parking
@@ -211,3 +213,58 @@ def test_the_account_tells_where_a_documents_kv_is(core: EngineCore) -> None:
     run(core, {0: [document(0), document(1)], 25: [short(number, 100) for number in range(3)]}, each_step=look)
     assert {"live", "ram"} in places.values()
     assert parked_costs and all(0 < restore_s < compute_s for restore_s, compute_s in parked_costs)
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 60), st.booleans(), st.integers(1, 700), st.integers(1, 60), st.integers(0, 30)),
+    min_size=1,
+    max_size=14,
+)
+"""Step, whether it has a target, prompt, output, and what is expected of it beyond the truth."""
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ARRIVALS,
+    st.integers(8, 16),
+    st.sampled_from([None, 0, 200_000]),
+    st.booleans(),
+    st.sampled_from(["hybrid", "continuous", "dynamic", "static"]),
+    st.lists(st.tuples(st.integers(0, 80), st.integers(0, 13)), max_size=4),
+)
+def test_after_anything_accounts_agree_and_everybody_gets_all_of_the_output(
+    tiny: Model,
+    tmp_path: Path,
+    shapes: list[tuple[int, bool, int, int, int]],
+    blocks: int,
+    limit: int | None,
+    spill: bool,
+    strategy: str,
+    aborts: list[tuple[int, int]],
+) -> None:
+    """Any arrivals and aborts, any budget and any room for what is parked; expectations are wrong by a little."""
+    parking = Parking(limit, SpillStore(tmp_path, 400_000) if spill else None)
+    core = core_of(tiny, budget=blocks * 128, parking=parking, strategy=strategy)
+    arrivals: dict[int, list[Submit]] = {}
+    for number, (step, urgent, prompt, output, beyond) in enumerate(shapes):
+        tokens = [10 + (number * 31 + 7 * at) % 200 for at in range(prompt)]
+        made = request(f"r{number}", tokens, max_tokens=output, sampling=WITH_LOGPROBS, priority=number % 3)
+        made = msgspec.structs.replace(made, expected_tokens=output + beyond, deadline_s=1e9 if urgent else None)
+        arrivals.setdefault(step, []).append(made)
+    seen = Seen(core)
+
+    def check(number: int, output: StepOutput) -> None:
+        seen(number, output)
+        for step, who in aborts:
+            if step == number:
+                core.abort(f"r{who}")
+
+    results = run(core, arrivals, each_step=check)
+    aborted = {f"r{who}" for _, who in aborts}
+    for number, (_, _, prompt, output, _) in enumerate(shapes):
+        name = f"r{number}"
+        if name not in aborted:
+            assert len(results[name].tokens) == min(output, blocks * 128 - prompt)
+    assert len(parking) == 0 and core.pressure.level == "normal"
+    core.close()
+    assert list(tmp_path.iterdir()) == []
