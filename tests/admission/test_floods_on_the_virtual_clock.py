@@ -8,10 +8,13 @@ some 250 requests by a point.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from benchmarks import bursts
 from headrace.admission.parts import Parts
+from headrace.simulate.requests import VirtualRequest
 
 SEEDS = range(1, 5)
 RATE = 1.175
@@ -31,10 +34,14 @@ def lost(flooding: str, tenant: str | None) -> dict[str, float]:
     flooded = bursts.run_all([*bursts.usual(RATE), flood], "hybrid", SEEDS, True)
     lanes = [lane for lane in bursts.MIX if lane != flooding or tenant is not None]
     return {
-        lane: bursts.attainment(bursts.of(usually, lambda request, lane=lane: request.lane == lane))
-        - bursts.attainment(bursts.of(flooded, lambda request, lane=lane: request.lane == lane))
+        lane: bursts.attainment(bursts.of(usually, partial(_is_of, lane)))
+        - bursts.attainment(bursts.of(flooded, partial(_is_of, lane)))
         for lane in lanes
     }
+
+
+def _is_of(lane: str, request: VirtualRequest) -> bool:
+    return request.lane == lane
 
 
 @pytest.mark.parametrize(("flooding", "tenant"), [("long", None), ("interactive", "flooder")])
