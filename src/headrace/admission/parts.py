@@ -35,6 +35,8 @@ SERVABLE: Final = 0.68
 """Virtual clock, the mix of ``benchmarks.bursts``: ``continuous`` does 0.87 under a backlog, and beyond 0.7 targets are
 missed."""
 ASKED_MEMORY_S: Final = 15.0
+RECENT_MEMORY_S: Final = 5.0
+"""A lane is over its part only while this shorter average is too: a burst that has ended is not held against it."""
 USUAL_MEMORY_S: Final = 180.0
 YOUNG_S: Final = 30.0
 """A lane that was first seen so lately has no usual that could limit its growth."""
@@ -67,6 +69,7 @@ class _Tenant:
 class _Lane:
     weight: float = 1.0
     asked: float = 0.0
+    recent: float = 0.0
     usual: float = 0.0
     size_s: float = 0.0
     age_s: float = 0.0
@@ -85,6 +88,7 @@ class _Lane:
         """A request of so much work asks to come in. Its size is the mean of squares over the mean: long ones move
         the average most."""
         self.asked += work_s / ASKED_MEMORY_S
+        self.recent += work_s / RECENT_MEMORY_S
         tenant.asked += work_s / ASKED_MEMORY_S
         self.size_s += _SIZE_MEMORY * (work_s**2 / self.size_s - self.size_s) if self.size_s else work_s
 
@@ -97,6 +101,7 @@ class _Lane:
         self.usual += (rate - self.usual) * -math.expm1(-passed_s / min(USUAL_MEMORY_S, self.age_s))
         decay = math.exp(-passed_s / ASKED_MEMORY_S)
         self.asked *= decay
+        self.recent *= math.exp(-passed_s / RECENT_MEMORY_S)
         for tenant in self.tenants.values():
             tenant.asked *= decay
 
@@ -159,7 +164,7 @@ class Parts:
             lane.over = tenant.over = False
             return None
         entitled = self._part(lane, owner[0], least=False)
-        if lane.asked <= entitled:
+        if min(lane.asked, lane.recent) <= entitled:
             lane.over = False
             return None
         part = SERVABLE if lone else self._part(lane, owner[0], least=True)
