@@ -245,8 +245,8 @@ class Dispatcher:
         return self._interrupted_ns is not None or now_ns >= self._duration_ns
 
     def _next_event_ns(self, now_ns: int) -> int:
-        """When something is to be done, unless a request ends before. ``now_ns`` is when it was looked for the end: were
-        the clock read anew, a duration that ended in between would be slept through, up to the drain's end."""
+        """When something is to be done, unless a request ends before. ``now_ns`` is when it was looked for the end:
+        were the clock read anew, a duration that ended in between would be slept through, up to the drain's end."""
         next_ns = self._deadline_ns
         if self._queue and self._sending:
             next_ns = min(next_ns, self._queue[0].ready_ns)
