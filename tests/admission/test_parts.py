@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,13 @@ def test_whoever_is_alone_is_never_beyond_its_part() -> None:
     assert let_in(asked(Parts(), {CHAT: floods(0.1, 5.0)}, 120.0)[CHAT]) == 1.0
 
 
+def test_an_excess_is_let_in_while_the_engine_has_nothing_to_do() -> None:
+    parts = Parts()
+    asked(parts, {CHAT: floods(0.2, 5.0), TITLES: lambda _: 0.2}, 100.0)
+    assert parts.excess_s(CHAT, 1.0, 0.1, 3.0) is not None
+    assert parts.excess_s(CHAT, 1.0, 0.1, 3.0, idle=True) is None
+
+
 def test_shares_of_lasting_contention_are_those_of_the_weights() -> None:
     """Both ask for more than the engine can do, for a quarter of an hour, one with three times the weight."""
     told = asked(Parts(), {CHAT: lambda _: 2.0, TITLES: lambda _: 2.0}, 900.0, weights={"chat": 3.0, "titles": 1.0})
@@ -122,11 +130,15 @@ def test_a_tenant_that_asks_no_more_is_forgotten() -> None:
     assert sum(len(lane.tenants) for lane in parts._lanes.values()) == 0
 
 
+def _steady(rate: float, _: float) -> float:
+    return rate
+
+
 @given(rates=st.lists(st.floats(0.0, SERVABLE / 4), min_size=2, max_size=4))
 def test_nobody_is_shed_while_all_ask_for_less_than_the_engine_can_serve(rates: list[float]) -> None:
     """Together, steadily, from the first moment."""
-    lanes: dict[Owner, Callable[[float], float]] = {
-        (f"lane{number}", None): floods(rate, rate) for number, rate in enumerate(rates)
+    lanes: dict[tuple[str, str | None], Callable[[float], float]] = {
+        (f"lane{number}", None): partial(_steady, rate) for number, rate in enumerate(rates)
     }
     for told in asked(Parts(), lanes, 30.0).values():
         assert all(excess_s is None for _, excess_s in told)

@@ -87,8 +87,8 @@ class Forecast:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """A request's targets (seconds from its arrival, ``spent_s`` of which are over), what its lane does when they
-    cannot be met, and the forecasts for the full answer and, where there is one, for the degraded one. ``excess_s``:
-    it is beyond its lane's or tenant's part, which will have room for it in so many seconds."""
+    cannot be met, and the forecasts for the full answer and, where there is one, for the degraded one. ``excess_s``: it
+    is beyond its lane's or tenant's part, which will have room for it in so many seconds."""
 
     ttft_target_s: float | None
     e2e_target_s: float | None

@@ -15,6 +15,7 @@ from headrace.admission.accuracy import Accuracy
 from headrace.admission.decide import AdmissionDecision, AdmissionLimits, Forecast, Outlook, decide
 from headrace.admission.ledger import Entry, Ledger
 from headrace.admission.lengths import OutputLength, OutputLengths
+from headrace.admission.memory import MemoryState, refusal
 from headrace.admission.parts import Parts, allowed_s
 from headrace.admission.predict import Arrival, Backlog, Prediction, predict, predict_idle
 from headrace.admission.rates import EngineRates
@@ -42,6 +43,13 @@ class Request:
     @property
     def arrived_s(self) -> float:
         return self.sequences[0].arrived_s
+
+    @property
+    def due_s(self) -> float:
+        """When the first token is due after arrival: the sooner of the targets for it and for the last one; 0 without
+        any."""
+        targets = [target_s for target_s in (self.slo.p99_ttft_s, self.slo.p99_e2e_s) if target_s is not None]
+        return min(targets, default=0.0)
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
@@ -101,11 +109,23 @@ class Front:
         """The output length to expect of a lane's request with this limit."""
         return self.lengths.expect(lane_name, lane.typical_output_tokens).within(max_tokens)
 
-    def judge(self, request: Request, limits: AdmissionLimits, rates: EngineRates | None, now_s: float) -> Verdict:
+    def judge(
+        self,
+        request: Request,
+        limits: AdmissionLimits,
+        rates: EngineRates | None,
+        now_s: float,
+        memory: MemoryState | None = None,
+    ) -> Verdict:
         """Whether a request may come in now, and as what. Each request is judged once: what is asked for is noted, and
         the lane's trust in predictions changes."""
         name, sequences = request.lane_name, request.sequences
         state = self.ledger.state(name, now_s)
+        if not state.idle:  # with nothing to do, the engine's last report is old
+            output = self.expected_length(name, request.lane, _longest(sequences)).expected_tokens
+            refused = refusal(memory, request.prompt_tokens, output)
+            if refused is not None:
+                return Verdict(refused, sequences, now_s)
         if rates is None:
             return Verdict(decide(state, limits, len(sequences)), sequences, now_s)
         backlog = self.ledger.backlog(name, now_s)
@@ -155,6 +175,7 @@ class Front:
             tenant=first.tenant,
             priority=first.priority,
             weight=request.lane.weight,
+            due_s=request.due_s,
         )
         if verdict.work_s is not None:
             self.parts.let_in((request.lane_name, first.tenant), verdict.work_s)
@@ -202,6 +223,7 @@ class Front:
             prompt_tokens=self.prompt_tokens(request),
             output_tokens=length.expected_tokens,
             lane_places=request.lane.max_running,
+            due_s=request.due_s,
         )
         raw, idle = predict(backlog, arrival, rates), predict_idle(arrival, rates)
         corrected = self.accuracy.corrected
@@ -217,6 +239,7 @@ class Front:
             request.lane.weight,
             self._work_s(request, request.sequences, rates),
             allowed_s(min(targets, default=None), request.lane.patience),
+            idle=self.ledger.waiting == 0 and self.ledger.running == 0,
         )
 
     def _work_s(self, request: Request, sequences: Sequence[Submit], rates: EngineRates) -> float:

@@ -154,9 +154,12 @@ class Parts:
         for name, served_s in self._shared(left, claims, servable_s, servable_s).items():
             self._lanes[name].serve(served_s + _NOTHING)
 
-    def excess_s(self, owner: Owner, weight: float, work_s: float, queue_s: float) -> float | None:
+    def excess_s(
+        self, owner: Owner, weight: float, work_s: float, queue_s: float, *, idle: bool = False
+    ) -> float | None:
         """A request of ``work_s`` asks to come in: None when it may, else in how many seconds its part will have room
-        for it. ``queue_s`` is what its lane is allowed (``allowed_s``)."""
+        for it. ``queue_s`` is what its lane is allowed (``allowed_s``). ``idle``: the engine has nothing to do, so that
+        nobody else can feel it."""
         lane = self._lanes.setdefault(owner[0], _Lane())
         tenant = lane.tenants.setdefault(owner[1], _Tenant())
         lane.weight = weight
@@ -178,7 +181,7 @@ class Parts:
         others = [(other.asked, 1.0) for other in lane.tenants.values() if other is not tenant]
         late_s = tenant.left_s / _rest(others, tenants_part) - queue_s * (RECOVERING if tenant.over else 1.0)
         tenant.over = late_s > 0 and tenant.asked > _rest(others, entitled)
-        return lane.left_s / part - RECOVERING * queue_s if tenant.over else None
+        return lane.left_s / part - RECOVERING * queue_s if tenant.over and not idle else None
 
     def let_in(self, owner: Owner, work_s: float) -> None:
         """The request that ``excess_s`` was asked about came in."""
