@@ -46,7 +46,7 @@ def written(file: Path, text: str) -> Block:
 
 
 def made(target: str, arguments: str = "") -> list[str]:
-    """What ``make target ARGS=arguments`` runs after the setup, typed in a shell: ``make test`` hands its level down."""
+    """What ``make target ARGS=arguments`` runs after the setup (``make test`` hands its level down)."""
     typed = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
     done = subprocess.run(
         ["make", "-n", "-o", "setup", target, f"ARGS={arguments}"],
