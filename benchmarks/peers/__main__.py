@@ -1,9 +1,9 @@
 """headrace and its peers under the same mixed workload at 70 %, 100 % and 150 % of the measured capacity.
 
 Two parts, clearly apart: a synthetic tiny model (random weights; the queueing is what is measured, with enough
-requests for a p99) and SmolLM2-135M (real arithmetic, few requests). In each part the capacity is measured first:
+requests for a p99) and SmolLM2-135M (real arithmetic, few requests). In each round the capacity is measured first:
 the requests/s that llama-server with its defaults completes when there is always somebody waiting. Then every
-server is started in turn, round after round, and given exactly the same schedule.
+server is started in turn and given exactly the same schedule.
 
 headrace gets the SLO of each class of the workload for the lane that the class names, as its operator would set it;
 with --overload shed it refuses (429) what it predicts to come later than --patience times its target. Refused

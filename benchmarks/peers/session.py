@@ -61,10 +61,9 @@ class Session:
         )
         result = self._run(peer, loaded, seed=self._seed + number, name=f"capacity round {number + 1}")
         summary = summarise(result.info, result.records)
-        say(
-            f"{self._part.title}: round {number + 1}: {peer.name} completes {summary.whole.completed_rps:.2f} requests/s"
-        )
-        return summary.whole.completed_rps
+        completed_rps = summary.whole.completed_rps
+        say(f"{self._part.title}: round {number + 1}: {peer.name} completes {completed_rps:.2f} requests/s")
+        return completed_rps
 
     def round(self, number: int, loads: Sequence[float], capacity_rps: float) -> None:
         """Every load, every peer, in an order that turns from round to round. All peers get the same schedule, every

@@ -6,8 +6,8 @@ whole blocks.
 
 Two bounds. Everybody must fit the budget. A long sequence, and one that was parked or made way with its KV lost, must
 leave free what lies between the budget and ``long_most_tokens``: that part is for short ones, which come and go while a
-document stays, and it keeps one that made way from coming back only to make way again, for ever. The first long one may fill the budget, and when nobody
-runs anybody may enter: else it never could.
+document stays, and it keeps one that made way from coming back only to make way again, for ever. The first
+long one may fill the budget, and when nobody runs anybody may enter: else it never could.
 
 Nobody waits for ever behind smaller ones that always find room: what the oldest needs that has waited for
 ``RESERVE_AFTER_S`` is kept free of others, who enter only beside it.
