@@ -7,9 +7,10 @@ layers * kv_heads * (key_length + value_length) * bytes per entry, from the mode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.errors import ConfigError
+from headrace.kv.precision import scaled_bytes
 from headrace.scheduling.bands import Band
 
 F16_BYTES = 2
@@ -27,7 +28,8 @@ def kv_bytes_per_token(
 
 @dataclass(frozen=True, slots=True)
 class BandBudget:
-    """Bands that fit a budget, and in words what had to give way (empty when nothing had)."""
+    """Bands that fit a budget, and in words what had to give way (empty when nothing had). ``bytes_per_token`` is at
+    F16; a band's own follows from its precision (``band_token_bytes``)."""
 
     bands: tuple[Band, ...]
     bytes_per_token: int
@@ -41,7 +43,11 @@ class BandBudget:
 
     def band_bytes(self, index: int) -> int:
         """KV bytes of one band's context."""
-        return _band_tokens(self.bands[index]) * self.bytes_per_token
+        return _band_tokens(self.bands[index]) * self.band_token_bytes(index)
+
+    def band_token_bytes(self, index: int) -> int:
+        """KV bytes of one token in a band."""
+        return scaled_bytes(self.bytes_per_token, self.bands[index].kv_dtype)
 
 
 def _band_tokens(band: Band) -> int:
@@ -59,34 +65,37 @@ def fit_bands(wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, c
     """
     reductions: list[str] = []
     bands: list[Band] = []
+    longest = 0
     for band in wanted:
-        if bands and bands[-1].max_context_tokens >= context_train_tokens:
+        if band.max_context_tokens > longest >= context_train_tokens:
             break
-        bands.append(Band(min(band.max_context_tokens, context_train_tokens), band.max_sequences))
+        longest = band.max_context_tokens
+        bands.append(replace(band, max_context_tokens=min(longest, context_train_tokens)))
     start = list(bands)
 
     def size(band: Band) -> int:
-        return _band_tokens(band) * bytes_per_token
+        return _band_tokens(band) * scaled_bytes(bytes_per_token, band.kv_dtype)
 
     while sum(map(size, bands)) > budget_bytes:
         shrinkable = [i for i, band in enumerate(bands) if band.max_sequences > 1]
         if shrinkable:
             largest = max(shrinkable, key=lambda i: size(bands[i]))
-            bands[largest] = Band(bands[largest].max_context_tokens, bands[largest].max_sequences - 1)
+            bands[largest] = replace(bands[largest], max_sequences=bands[largest].max_sequences - 1)
         elif len(bands) > 1:
             gone = bands.pop()
             reductions.append(f"no band up to {gone.max_context_tokens} tokens: one sequence does not fit")
         else:
-            tokens = budget_bytes // bytes_per_token
+            token_bytes = scaled_bytes(bytes_per_token, bands[0].kv_dtype)
+            tokens = budget_bytes // token_bytes
             if tokens < MIN_CONTEXT_TOKENS:
                 raise ConfigError(
-                    f"{budget_bytes} bytes hold {tokens} tokens of KV memory ({bytes_per_token} bytes each); "
+                    f"{budget_bytes} bytes hold {tokens} tokens of KV memory ({token_bytes} bytes each); "
                     f"at least {MIN_CONTEXT_TOKENS} are needed",
                     where="engine.memory_budget_bytes",
                 )
             tokens -= tokens % ALLOCATION_TOKENS
             reductions.append(f"context cut from {bands[0].max_context_tokens} to {tokens} tokens")
-            bands[0] = Band(tokens, 1)
+            bands[0] = replace(bands[0], max_context_tokens=tokens, max_sequences=1)
     for before, after in zip(start, bands, strict=False):
         if after.max_sequences < before.max_sequences:
             reductions.append(

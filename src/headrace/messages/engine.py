@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.kv.precision import KvDtype
 from headrace.scheduling.knobs import SchedulingKnobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -46,7 +47,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences).
+    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences);
+    ``kv_dtypes`` the precision of each one's KV (beyond the list's end: f16).
 
     ``threads`` None leaves the number to the engine, which then follows what other processes use. ``prefix_cache``
     lets sequences begin with the KV that others have of the same first tokens, within ``prefix_sharing``.
@@ -62,6 +64,7 @@ class Start(Struct, frozen=True, tag="start"):
     self_measure: bool = True
     prefix_cache: bool = True
     prefix_sharing: PrefixSharing = "tenant"
+    kv_dtypes: list[KvDtype] = []
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -71,6 +74,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     ``deadline_s`` (first token due), ``finish_by_s`` (last token due), ``tpot_s`` (time per token between them) and
     ``priority`` (lower is more urgent) come from the lane; times are on the clock of ``arrived_s``.
     ``expected_tokens`` is the output length to expect, ``stream`` whether the client reads tokens as they come.
+    ``min_kv_dtype``: it runs only in bands that keep KV at least this precisely (None: in any).
     """
 
     request_id: str
@@ -86,6 +90,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     finish_by_s: float | None = None
     expected_tokens: int | None = None
     stream: bool = True
+    min_kv_dtype: KvDtype | None = None
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -177,7 +182,10 @@ class EngineLoad(Struct, frozen=True):
     Of prompts that began since the engine started: ``prefix_query_tokens`` are their tokens, ``prefix_hit_tokens``
     those that did not have to be computed, ``prefix_saved_s`` the engine time that this saved, by prediction.
     ``idle_residents`` streams keep the KV of sequences that have ended, ``idle_resident_tokens`` in all.
-    ``lane_shares`` is each lane's share of engine time lately, 0 to 1."""
+    ``lane_shares`` is each lane's share of engine time lately, 0 to 1.
+
+    Of the contexts that exist: ``kv_allocated_bytes`` is their KV memory, ``kv_filled_bytes`` what holds tokens, of
+    sequences that run or have ended. ``kv_conversions`` counts streams that came from a band of another precision."""
 
     running: int
     waiting: int
@@ -207,15 +215,20 @@ class EngineLoad(Struct, frozen=True):
     idle_residents: int = 0
     idle_resident_tokens: int = 0
     lane_shares: dict[str, float] = {}
+    kv_allocated_bytes: int = 0
+    kv_filled_bytes: int = 0
+    kv_conversions: int = 0
 
 
 class BandPlan(Struct, frozen=True):
-    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes."""
+    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes at its
+    precision."""
 
     max_context_tokens: int
     max_sequences: int
     kv_bytes: int
     created: bool = False
+    kv_dtype: KvDtype = "f16"
 
 
 class ModelInfo(Struct, frozen=True):

@@ -70,7 +70,13 @@ def admissible(order: Iterable[SequenceState], room: Room, state: SchedulerState
             break
         if not room.lane_open(sequence.lane):
             continue
-        band = first_band(sequence.known_tokens, sequence.limit_tokens, state.bands, state.knobs.band_margin_tokens)
+        band = first_band(
+            sequence.known_tokens,
+            sequence.limit_tokens,
+            state.bands,
+            state.knobs.band_margin_tokens,
+            sequence.min_kv_dtype,
+        )
         if band is None or not room.admits(sequence.lane, band):
             continue
         room.take(sequence.lane, band)

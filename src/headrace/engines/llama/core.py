@@ -21,7 +21,7 @@ from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
-from headrace.scheduling.bands import first_band
+from headrace.scheduling.bands import first_band, longest_context
 from headrace.scheduling.caps import knee
 from headrace.scheduling.cost import CostModel, prefill_pairs
 from headrace.scheduling.cut import ArrivalFacts, saves_deadline
@@ -67,12 +67,12 @@ class EngineCore:
         self._clock = clock
         self.knobs = knobs
         self._step_tokens_capacity = knobs.step_tokens
-        self.max_context_tokens = budget.bands[-1].max_context_tokens
+        self.max_context_tokens = longest_context(budget.bands)
         self.costs = StepCosts(CostModel())
         self.residents = Residents(library, weights, budget, knobs, prefix, self.now_s)
         self.applier = Applier(self.residents, self.now_s)
         self.forward = Forward(self.residents, vocabulary, self.costs, self.now_s, threads)
-        self._report = LoadReport(self.residents, self.applier, self.forward, budget.bytes_per_token)
+        self._report = LoadReport(self.residents, self.applier, self.forward, budget)
         self._shares = LaneShares()
         self._traffic = TrafficWindow()
         self._ended: list[SequenceOutput] = []
@@ -144,7 +144,7 @@ class EngineCore:
             self._ended.append(SequenceOutput(request.request_id, finish="length", prompt_tokens=prompt))
             return
         sequence = LiveSequence.start(
-            request, self._library, self._vocabulary, max_context_tokens=self.max_context_tokens
+            request, self._library, self._vocabulary, max_context_tokens=self._longest(request)
         )
         self.residents.enter(sequence, self._rates())
         state = sequence.state
@@ -153,7 +153,14 @@ class EngineCore:
     def _refusal(self, request: Submit) -> str | None:
         if self.residents.get(request.request_id) is not None:
             return f"request id {request.request_id} is already live"
-        return prompt_problem(request.prompt_tokens, self._vocabulary.vocab_size, self.max_context_tokens)
+        longest = self._longest(request)
+        if not longest:
+            return f"no band keeps KV at {request.min_kv_dtype} or finer, which lane {request.lane} asks for"
+        return prompt_problem(request.prompt_tokens, self._vocabulary.vocab_size, longest)
+
+    def _longest(self, request: Submit) -> int:
+        """Tokens, prompt and output together, that a request may come to."""
+        return longest_context(self.residents.bands, request.min_kv_dtype)
 
     def abort(self, request_id: str) -> None:
         """End a sequence now; its output with finish ``abort`` comes with the next step. Unknown ids are
@@ -262,7 +269,8 @@ class EngineCore:
         """Whether a stream is free for it, or held by something less urgent."""
         prompt = len(submit.prompt_tokens)
         expected = UNKNOWN_OUTPUT_TOKENS if submit.max_tokens is None else submit.max_tokens
-        band = first_band(prompt, prompt + expected, self.residents.bands, self.knobs.band_margin_tokens)
+        margin = self.knobs.band_margin_tokens
+        band = first_band(prompt, prompt + expected, self.residents.bands, margin, submit.min_kv_dtype)
         if band is None:
             return False
         return self.residents.slots.free_count(band) > 0 or any(

@@ -27,6 +27,8 @@ class Placer:
         residents = self._residents
         context = residents.context(band)
         parked = residents.parking.get(sequence.request_id)
+        if parked is not None and not self._restorable(parked, band, model, chunk_tokens):
+            parked = None
         placement = residents.reuse.place(
             sequence.request_id,
             band,
@@ -39,6 +41,14 @@ class Placer:
         kept_tokens = self._fill(context, placement, parked)
         residents.admit(sequence, placement, kept_tokens, now_s)
 
+    def _restorable(self, parked: ParkedState, band: int, model: CostModel, chunk_tokens: int) -> bool:
+        """Whether parked KV is worth reading back: not where it would have to be converted and cannot be, or computing
+        it again is predicted to take less."""
+        residents = self._residents
+        if parked.dtype == residents.bands[band].kv_dtype:
+            return True
+        return residents.reuse.conversion_pays(parked.tokens, model, chunk_tokens=chunk_tokens)
+
     def _fill(self, context: Context, placement: Placement, parked: ParkedState | None) -> int:
         """How many of the first tokens the stream holds afterwards; nothing else is in it."""
         stream, source = placement.slot.stream, placement.source
@@ -49,10 +59,10 @@ class Placer:
                 there = True
             case "carry":
                 assert source.holder is not None
-                there = self._carry(source.holder, context, stream, source.tokens)
+                there = self._carry(source.holder, placement.slot)
             case "restore":
                 assert parked is not None
-                there = load_state(context, stream, parked)
+                there = self._residents.load_state(placement.slot.band, stream, parked)
             case _:
                 return 0
         if there and self._cut(context, stream, source.tokens):
@@ -60,7 +70,7 @@ class Placer:
         context.clear_stream(stream)
         return 0
 
-    def _carry(self, holder: Slot, context: Context, stream: int, tokens: int) -> bool:
+    def _carry(self, holder: Slot, slot: Slot) -> bool:
         """Fill a stream with the state of another one, whoever runs in it."""
         residents = self._residents
         started_s = self._clock()
@@ -72,8 +82,9 @@ class Placer:
             data = source.save_stream(holder.stream, reuse=True)
         except EngineError:
             return False
-        loaded = load_state(context, stream, ParkedState(data, holder.stream, source.band.max_sequences, held))
-        residents.reuse.carry_time.learn(held, self._clock() - started_s)
+        loaded = residents.load_state(slot.band, slot.stream, residents.parked_state(holder, data, held))
+        if residents.bands[holder.band].kv_dtype == residents.bands[slot.band].kv_dtype:
+            residents.reuse.carry_time.learn(held, self._clock() - started_s)
         return loaded
 
     def _cut(self, context: Context, stream: int, tokens: int) -> bool:
@@ -88,12 +99,3 @@ class Placer:
             return True
         self._residents.cannot_truncate(context)
         return False
-
-
-def load_state(context: Context, stream: int, state: ParkedState) -> bool:
-    """Fill an empty stream; False when the state does not fit or libllama refuses it, in which case the stream must be
-    cleared."""
-    if state.tokens > context.band.max_context_tokens:
-        return False
-    data = state.for_context(context.band.max_sequences)
-    return data is not None and context.load_stream(stream, data)
