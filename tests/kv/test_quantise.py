@@ -47,9 +47,7 @@ def _rows(seed: int, scale: float, rows: int = 64) -> Floats:
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-12, 8))
-def test_blocks_are_what_ggml_writes_to_the_bit(
-    reference: Reference, dtype: KvDtype, seed: int, exponent: int
-) -> None:
+def test_blocks_are_what_ggml_writes_to_the_bit(reference: Reference, dtype: KvDtype, seed: int, exponent: int) -> None:
     """Whatever the numbers (scales up to where half precision overflows), every byte is the reference's."""
     numbers = _rows(seed, 2.0**exponent)
     assert np.array_equal(encoded(numbers, dtype), reference(numbers, dtype))

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+from headrace.kv.entry_types import ENTRY_TYPES
+
 KvDtype = Literal["f16", "q8_0", "q4_0"]
 
 KV_DTYPES: Final[tuple[KvDtype, ...]] = get_args(KvDtype)
 """Finest first."""
 BLOCK_NUMBERS: Final = 32
 """Numbers that share a scale. Rows are made of whole blocks."""
-_BLOCK_BYTES: Final[dict[KvDtype, int]] = {"f16": 64, "q8_0": 34, "q4_0": 18}
 
 
 def block_bytes(dtype: KvDtype) -> int:
     """Bytes of ``BLOCK_NUMBERS`` numbers."""
-    return _BLOCK_BYTES[dtype]
+    kind = ENTRY_TYPES[dtype]
+    return BLOCK_NUMBERS // kind.block_entries * kind.block_bytes
 
 
 def scaled_bytes(f16_bytes: int, dtype: KvDtype) -> int:
     """What takes ``f16_bytes`` at F16 takes so many at ``dtype``. Exact for whole blocks, else rounded up."""
-    return -(-f16_bytes * _BLOCK_BYTES[dtype] // _BLOCK_BYTES["f16"])
+    return -(-f16_bytes * block_bytes(dtype) // block_bytes("f16"))
 
 
 def at_least(dtype: KvDtype, minimum: KvDtype | None) -> bool:

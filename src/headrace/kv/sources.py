@@ -84,6 +84,10 @@ class SourceTimes:
         """Carrying a stream that holds ``tokens``; with ``converts`` into a band of another precision."""
         return (self.carry_s_per_token + (self.convert_s_per_token if converts else 0.0)) * tokens
 
+    def restore_s(self, tokens: int) -> float:
+        """Putting a parked state of so many tokens, which is in memory, into a stream."""
+        return _RESTORE_SHARE * self.carry_s(tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -172,7 +176,7 @@ def place(
     least = 1
     if parked_tokens > 0 and prompt_tokens > 1:
         least = min(parked_tokens, prompt_tokens - 1)
-        own_s = _RESTORE_SHARE * times.carry_s(parked_tokens) + times.compute_s(least, prompt_tokens)
+        own_s = times.restore_s(parked_tokens) + times.compute_s(least, prompt_tokens)
         best_s = own_s + choices[0].cost_s
         best = Placement(best.slot, Source("restore", None, least, own_s, max(0.0, all_s - own_s)))
     common, rest_s = 0, all_s

@@ -10,7 +10,8 @@ from headrace.kv.precision import KvDtype, at_least
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Sequences of up to ``max_context_tokens``, at most ``max_sequences`` of them at once, their KV at ``kv_dtype``."""
+    """Sequences of up to ``max_context_tokens``, at most ``max_sequences`` of them at once; KV is kept at
+    ``kv_dtype``."""
 
     max_context_tokens: int
     max_sequences: int

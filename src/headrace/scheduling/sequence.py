@@ -38,8 +38,8 @@ class SequenceState:
     per token between them (None: no such target). ``expected_tokens`` is the output length that its lane's requests
     usually have (None: unknown). ``first_token_s`` and ``last_token_s`` are when it got its first and latest token.
     A sequence without a slot that has ``computed_tokens`` is parked: its KV is kept outside the streams.
-    ``cached_tokens`` is how much of a waiting sequence's prompt need not be computed. ``min_kv_dtype``: only bands that keep
-    KV at least this precisely will do (None: any).
+    ``cached_tokens`` is how much of a waiting sequence's prompt need not be computed. ``min_kv_dtype``: only
+    bands that keep KV at least this precisely will do (None: any).
 
     ``due_s`` is when the next token is due, ``pace_s`` the time between due tokens (``note_token``); ``rank_s`` and
     ``start_by_s`` are set when it begins to wait (``order``).

@@ -17,10 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from headrace.kv.precision import BLOCK_NUMBERS, KvDtype, block_bytes
+from headrace.kv.entry_types import ENTRY_TYPES
+from headrace.kv.precision import BLOCK_NUMBERS, KV_DTYPES, KvDtype, block_bytes
 from headrace.kv.quantise import Bytes, Floats, decoded, encoded, rotated
 
-GGML_TYPES: Final[dict[KvDtype, int]] = {"f16": 1, "q8_0": 8, "q4_0": 2}
+GGML_TYPES: Final[dict[KvDtype, int]] = {dtype: ENTRY_TYPES[dtype].ggml_type or 0 for dtype in KV_DTYPES}
 """ggml's numbers of its types."""
 _DTYPES: Final = {number: dtype for dtype, number in GGML_TYPES.items()}
 

@@ -9,7 +9,7 @@ from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.parking import ParkedState
 from headrace.engines.llama.residents import Residents
 from headrace.errors import EngineError
-from headrace.kv.sources import Placement
+from headrace.kv.sources import Placement, SourceTimes
 from headrace.scheduling.cost import CostModel
 from headrace.scheduling.sequence import Slot
 
@@ -26,9 +26,7 @@ class Placer:
         created, in which case it waits on; ValueError when no stream is free."""
         residents = self._residents
         context = residents.context(band)
-        parked = residents.parking.get(sequence.request_id)
-        if parked is not None and not self._restorable(parked, band, model, chunk_tokens):
-            parked = None
+        parked = self._parked(sequence, band, model, chunk_tokens)
         placement = residents.reuse.place(
             sequence.request_id,
             band,
@@ -41,13 +39,23 @@ class Placer:
         kept_tokens = self._fill(context, placement, parked)
         residents.admit(sequence, placement, kept_tokens, now_s)
 
-    def _restorable(self, parked: ParkedState, band: int, model: CostModel, chunk_tokens: int) -> bool:
-        """Whether parked KV is worth reading back: not where it would have to be converted and cannot be, or computing
-        it again is predicted to take less."""
+    def _parked(self, sequence: LiveSequence, band: int, model: CostModel, chunk_tokens: int) -> ParkedState | None:
+        """What is parked of it; None when nothing is, when its file is damaged, when it cannot be converted to the
+        band's precision, and when reading or converting it would take longer than computing."""
         residents = self._residents
-        if parked.dtype == residents.bands[band].kv_dtype:
-            return True
-        return residents.reuse.conversion_pays(parked.tokens, model, chunk_tokens=chunk_tokens)
+        parking, request_id = residents.parking, sequence.request_id
+        tokens = parking.tokens(request_id)
+        if not tokens:
+            return None
+        times = SourceTimes(model, residents.reuse.carry_time.s_per_token, chunk_tokens)
+        read_s = parking.read_s(request_id)
+        if read_s > 0 and read_s + times.restore_s(tokens) > times.compute_s(0, tokens):
+            return None
+        parked = parking.get(request_id)
+        if parked is None or parked.dtype == residents.bands[band].kv_dtype:
+            return parked
+        pays = residents.reuse.conversion_pays(tokens, model, chunk_tokens=chunk_tokens)
+        return parked if pays else None
 
     def _fill(self, context: Context, placement: Placement, parked: ParkedState | None) -> int:
         """How many of the first tokens the stream holds afterwards; nothing else is in it."""
