@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from headrace.kv.account import KvHolding
-from headrace.kv.precision import KvDtype
+from headrace.kv.precision import KvDtype, at_least
 from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
 
@@ -293,6 +293,14 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     reductions: list[str] = []
     processor: str = ""
     other_cores: float = 0.0
+
+    def longest_context(self, least: KvDtype | None) -> int:
+        """Tokens of the longest sequence that bands of at least this precision hold; 0 when there is none."""
+        if least is None:
+            return self.model.max_context_tokens
+        longest = max([band.max_context_tokens for band in self.bands if at_least(band.kv_dtype, least)], default=0)
+        return min(longest, self.model.max_context_tokens)
+
     memory_notes: list[str] = []
 
 
