@@ -98,7 +98,7 @@ def _bands(config: Config) -> Iterator[Problem]:
             yield Problem(
                 f"engine.bands[{index}].max_context_tokens",
                 f"bands must ascend: {here.max_context_tokens} is not above {below.max_context_tokens}"
-                " (of two bands of one length, the one with the finer kv_dtype comes second)",
+                + (" (of one length, the finer kv_dtype comes second)" if here.kv_dtype != below.kv_dtype else ""),
             )
 
 
@@ -133,7 +133,7 @@ def _lanes(config: Config) -> Iterator[Problem]:
             yield Problem(where, "a lane's name is lower-case letters, digits, - and _, at most 63")
         yield from _lane_limits(where, lane)
         yield from _overload(config, where, lane)
-        if not any(at_least(band.kv_dtype, lane.min_kv_dtype) for band in config.engine.bands):
+        if config.engine.bands and not any(at_least(band.kv_dtype, lane.min_kv_dtype) for band in config.engine.bands):
             yield Problem(f"{where}.min_kv_dtype", f"no band keeps KV at {lane.min_kv_dtype} or finer")
         for what, key, value in _recognised_by(lane):
             owner = owners.setdefault((what, value), name)
