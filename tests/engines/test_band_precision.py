@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from headrace.kv.precision import KvDtype
+from headrace.engines.llama.build import build
+from headrace.engines.llama.parking import ParkedState
+from headrace.engines.llama.spill import read_state, write_state
+from headrace.errors import ConfigError
+from headrace.kv.precision import KV_DTYPES, KvDtype
+from headrace.messages.engine import Start
+from headrace.models.tiny import make_tiny_gguf
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import CostModel, CostPrior
 from tests.engines.harness import Model, engine_core, request, run, run_one, sound
@@ -122,3 +130,20 @@ def test_parked_kv_of_another_precision_is_restored(smollm2: Model, dtype: KvDty
         assert core.check_integrity() is None
         while core.has_work:
             core.step()
+
+
+def test_a_precision_that_libllama_cannot_keep_is_refused_at_start(tmp_path: Path) -> None:
+    """Heads of 16 numbers are no whole blocks of 32: said before anybody waits for the band."""
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", embedding=64, heads=4)
+    start = Start(str(path), "tiny", [(256, 1), (512, 1)], self_measure=False, threads=1, kv_dtypes=["f16", "q8_0"])
+    with pytest.raises(ConfigError, match="cannot be kept at q8_0") as caught:
+        build(start)
+    assert caught.value.where == "engine.bands"
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_spilled_state_comes_back_with_its_precision(tmp_path: Path, dtype: KvDtype) -> None:
+    """Both of them: how its bytes are to be read, and the coarsest that its numbers went through."""
+    state = ParkedState(bytearray(b"keys and values"), 1, 4, 7, dtype, "q4_0")
+    write_state(tmp_path / "1.kv", "a", state)
+    assert read_state(tmp_path / "1.kv", "a") == state

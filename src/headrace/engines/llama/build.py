@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.errors import ConfigError
 from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
-from headrace.kv.layout import CacheType
+from headrace.kv.layout import CacheType, KvLayout
 from headrace.kv.libllama_memory import ContextShape, stream_bytes
 from headrace.kv.precision import KvDtype
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
@@ -57,7 +58,7 @@ def build(start: Start) -> Engine:
         weights.kv_bytes_per_token(),
         budget_bytes,
         trained_tokens,
-        stream_bytes=lambda tokens, dtype: stream_bytes(layout, tokens, ContextShape(CacheType.named(dtype))),
+        stream_bytes=partial(_stream_bytes, layout),
     )
 
     max_threads = check_threads(start.threads)
@@ -104,6 +105,14 @@ def build(start: Start) -> Engine:
         memory_notes=_doubts(weights),
     )
     return Engine(core, max_threads, ready)
+
+
+def _stream_bytes(layout: KvLayout, tokens: int, dtype: KvDtype) -> int:
+    """Bytes of one stream at a precision. Raises ConfigError where the model's heads are no whole blocks."""
+    try:
+        return stream_bytes(layout, tokens, ContextShape(CacheType.named(dtype)))
+    except ConfigError as error:
+        raise ConfigError(f"this model's KV cannot be kept at {dtype}: {error}", where="engine.bands") from error
 
 
 def _check_precisions(core: EngineCore) -> None:
