@@ -7,6 +7,7 @@ distributions. Chunks are as in serving: what a chunk writes is read back by its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,8 +28,18 @@ ANSWER_TOKENS: Final = 24
 """Of a chat's answer: enough to leave the first sentence's common places."""
 _ALIGN: Final = 256
 
-OnPrompt = Callable[[int, int, str], None]
-"""Told after each prompt: how many are done, of how many, its name."""
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After a prompt: how many are done, of how many, its name, and the share of all tokens that are computed."""
+
+    done: int
+    total: int
+    name: str
+    share: float
+
+
+OnPrompt = Callable[[Progress], None]
 
 Rows = list[npt.NDArray[np.float32]]
 
@@ -41,7 +52,7 @@ def measure(
     dtypes: Sequence[KvDtype],
     *,
     threads: int,
-    on_prompt: OnPrompt = lambda done, total, name: None,
+    on_prompt: OnPrompt = lambda progress: None,
 ) -> dict[KvDtype, PrecisionScores]:
     """The scores of each of ``dtypes``. Raises GateError when the model's context is too short for the set, or libllama
     cannot keep its KV at a precision."""
@@ -57,16 +68,22 @@ def measure(
         for dtype in ("f16", *dtypes):
             if dtype not in contexts:
                 contexts[dtype] = _context(library, weights, context_tokens, dtype, threads)
+        costs = [_cost_tokens(prompt, text) for prompt, text in zip(prompts.prompts, texts, strict=True)]
         for number, (prompt, text) in enumerate(zip(prompts.prompts, texts, strict=True), start=1):
             if prompt.kind == "chat":
                 _compare_chat(contexts, tallies, text, vocabulary.end_tokens())
             else:
                 _compare_text(contexts, tallies, text)
-            on_prompt(number, len(texts), prompt.name)
+            on_prompt(Progress(number, len(texts), prompt.name, sum(costs[:number]) / sum(costs)))
     finally:
         for context in contexts.values():
             context.close()
     return {dtype: tally.scores() for dtype, tally in tallies.items()}
+
+
+def _cost_tokens(prompt: Prompt, text: TokenText) -> int:
+    """Tokens that a prompt makes each precision compute; a chat's are answered, then read."""
+    return 2 * (len(text.tokens) + ANSWER_TOKENS) if prompt.kind == "chat" else len(text.tokens)
 
 
 def _context(library: Library, weights: Weights, tokens: int, dtype: KvDtype, threads: int) -> Context:

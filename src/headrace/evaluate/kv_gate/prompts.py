@@ -51,6 +51,11 @@ def shipped_prompts() -> PromptSet:
     return read_prompts(resources.files(__package__).joinpath(_FILE).read_bytes())
 
 
+def first_prompts(found: PromptSet, many: int) -> PromptSet:
+    """The first ``many`` prompts of a set, for a quick look: the shipped order is shuffled, so they are a fair part."""
+    return msgspec.structs.replace(found, prompts=found.prompts[:many])
+
+
 def read_prompts(data: bytes) -> PromptSet:
     """A set from JSON. Raises GateError when it is malformed, empty, or a mark is not closed."""
     try:

@@ -24,7 +24,7 @@ def run_gate(
     *,
     threads: int | None = None,
     gpu_layers: int = 0,
-    on_prompt: OnPrompt = lambda done, total, name: None,
+    on_prompt: OnPrompt = lambda progress: None,
     prompts: PromptSet | None = None,
 ) -> tuple[GateResult, ...]:
     """Measure ``dtypes`` (F16 among them is left out) and keep the results. ``prompts`` None: the shipped set; with
