@@ -23,20 +23,89 @@ SEED = 20_261_201
 GENERATED = re.compile(r"-s\d\d$")
 
 WORDS = (
-    "window yellow silver forest garden candle river engine winter letter stone mountain market bottle summer bridge"
-).split()
+    "window",
+    "yellow",
+    "silver",
+    "forest",
+    "garden",
+    "candle",
+    "river",
+    "engine",
+    "winter",
+    "letter",
+    "stone",
+    "mountain",
+    "market",
+    "bottle",
+    "summer",
+    "bridge",
+)
 NAMES = (
-    "Laura Daniel Robert Oliver Helen Simon Alice Emma David Peter Marta Nina Julia Felix Thomas George Sarah Clara"
-    " Anna Martin"
-).split()
+    "Laura",
+    "Daniel",
+    "Robert",
+    "Oliver",
+    "Helen",
+    "Simon",
+    "Alice",
+    "Emma",
+    "David",
+    "Peter",
+    "Marta",
+    "Nina",
+    "Julia",
+    "Felix",
+    "Thomas",
+    "George",
+    "Sarah",
+    "Clara",
+    "Anna",
+    "Martin",
+)
 JOBS = (
-    "clerk smith painter judge tailor singer guard sailor cook pilot nurse dancer farmer writer teacher doctor baker"
-    " driver lawyer miner"
-).split()
+    "clerk",
+    "smith",
+    "painter",
+    "judge",
+    "tailor",
+    "singer",
+    "guard",
+    "sailor",
+    "cook",
+    "pilot",
+    "nurse",
+    "dancer",
+    "farmer",
+    "writer",
+    "teacher",
+    "doctor",
+    "baker",
+    "driver",
+    "lawyer",
+    "miner",
+)
 CITIES = (
-    "London Chicago Lisbon Madrid Miami Denver Sydney Rome Athens Berlin Prague Boston Toronto Dallas Seattle Paris"
-    " Vienna Dublin Warsaw Oslo"
-).split()
+    "London",
+    "Chicago",
+    "Lisbon",
+    "Madrid",
+    "Miami",
+    "Denver",
+    "Sydney",
+    "Rome",
+    "Athens",
+    "Berlin",
+    "Prague",
+    "Boston",
+    "Toronto",
+    "Dallas",
+    "Seattle",
+    "Paris",
+    "Vienna",
+    "Dublin",
+    "Warsaw",
+    "Oslo",
+)
 PLACES = ("harbour", "school", "library", "station", "market hall", "theatre", "town hall", "mill")
 EVENTS = (
     "was painted green by {} in the spring",
