@@ -116,3 +116,7 @@ class EngineNotReady(EngineError):
 
 class EngineGone(EngineError):
     """The engine died while the request ran."""
+
+
+class GateError(HeadraceError):
+    """A gate could not measure, its result cannot be believed, or what it guards is refused."""

@@ -11,6 +11,7 @@ from headrace.config.fields import Note, notes
 from headrace.config.schema import BandConfig, Config, EngineConfig, ModelConfig, ServerConfig, Tenant
 from headrace.config.shape import schema_type
 from headrace.config.validate import RESERVED_SEGMENTS, validate
+from headrace.kv.precision import KvDtype
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import SLO, Lane, LaneMatch
 
@@ -149,3 +150,24 @@ def test_a_prefix_that_cannot_be_told_from_headraces_own_paths_is_refused(prefix
 @pytest.mark.parametrize("prefix", ["/a", "/a/b", "/team-1/chat.v2", "/v1x", "/healthy"])
 def test_other_prefixes_are_fine(prefix: str) -> None:
     assert said(with_lanes(a=Lane(match=LaneMatch(path_prefixes=(prefix,))))) == []
+
+
+def _bands(*bands: tuple[int, KvDtype], lane: Lane | None = None) -> Config:
+    shapes = tuple(BandConfig(max_context_tokens=tokens, max_sequences=1, kv_dtype=dtype) for tokens, dtype in bands)
+    lanes = {**default_lanes(), **({} if lane is None else {"exact": lane})}
+    return Config(engine=EngineConfig(bands=shapes), lanes=lanes)
+
+
+def test_of_two_bands_of_one_length_the_finer_comes_second() -> None:
+    """Sequences go to the first that holds them: the other way round nobody would ever need the coarser one."""
+    assert said(_bands((512, "q8_0"), (512, "f16"))) == []
+    (problem,) = said(_bands((512, "f16"), (512, "q8_0")))
+    assert "bands[1].max_context_tokens" in problem and "the finer kv_dtype comes second" in problem
+    (problem,) = said(_bands((512, "q8_0"), (512, "q8_0")))
+    assert problem.endswith("512 is not above 512")
+
+
+def test_a_lane_must_find_a_band_that_is_precise_enough() -> None:
+    lane = Lane(min_kv_dtype="q8_0")
+    assert said(_bands((512, "f16"), (1024, "q4_0"), lane=lane)) == []
+    assert said(_bands((512, "q4_0"), lane=lane)) == ["lanes.exact.min_kv_dtype: no band keeps KV at q8_0 or finer"]

@@ -7,6 +7,7 @@ import gc
 import logging
 import random
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -19,12 +20,13 @@ from rich.console import Console
 
 from headrace import __version__
 from headrace.cli.feasibility_table import feasibility_lines, feasibility_table
+from headrace.cli.kv import run_for_serve
 from headrace.cli.model import shown_progress
 from headrace.cli.ready_report import ready_lines
 from headrace.config.load import LoadedConfig, load_with_origins
 from headrace.config.scheduling import needs_restart, scheduling_knobs
 from headrace.config.schema import Config
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, GateError
 from headrace.lanes.feasibility import report
 from headrace.messages.engine import Ready, Start
 from headrace.models import store
@@ -81,9 +83,32 @@ def serve(
         log.info("configuration: %s", loaded.file)
     with shown_progress() as progress:
         model_path = store.resolve(loaded.config.model.source, progress)
+    _pass_gate(loaded.config, model_path)
     # uvloop: the gateway's work per token is taken from the same cores as the arithmetic.
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(options, loaded.config, model_path))
+
+
+def _pass_gate(config: Config, model_path: Path) -> None:
+    """Raises GateError unless every band's precision has passed the gate for this model, or may be measured now and
+    passes."""
+    from headrace.evaluate.kv_gate.admit import check, gate_key, gated, missing
+    from headrace.evaluate.kv_gate.results import read_results, result_path
+
+    dtypes = gated(band.kv_dtype for band in config.engine.bands)
+    if not dtypes:
+        return
+    if config.engine.kv_gate == "run":
+        try:
+            absent = missing(dtypes, read_results(result_path(model_path)), gate_key(model_path))
+        except GateError as error:
+            log.warning("%s", error)
+            absent = dtypes
+        if absent:
+            log.info("measuring KV at %s against f16 first; this takes some minutes", ", ".join(absent))
+            run_for_serve(model_path, absent, threads=config.engine.threads, gpu_layers=config.engine.gpu_layers)
+    options = "".join(f" --dtype {dtype}" for dtype in dtypes)
+    check(model_path, dtypes, f"headrace kv gate --model {shlex.quote(config.model.source)}{options}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -116,6 +141,7 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         self_measure=engine.self_measure,
         prefix_cache=engine.prefix_cache,
         prefix_sharing=engine.prefix_sharing,
+        kv_dtypes=[band.kv_dtype for band in engine.bands],
         kv_budget_bytes=engine.kv_memory.budget_bytes,
         parked_bytes=engine.kv_memory.parked_bytes,
         spill_dir=engine.kv_memory.spill_dir,

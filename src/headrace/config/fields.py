@@ -139,6 +139,10 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 "Within what prompts share KV: tenant, so that no time to a first token tells anything of another"
                 " tenant's prompts, or all."
             ),
+            "kv_gate": Note(
+                "What serve does when a band's kv_dtype has no result of the gate for this model: require stops with"
+                " the command that makes one, run makes it first."
+            ),
         },
         KvMemoryConfig: {
             "budget_bytes": Note(
@@ -159,6 +163,10 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "max_sequences": _count("Sequences of the band at once.", maximum=256),
             "max_running": _count(
                 "How many of the band's sequences may run at once; null: all of max_sequences.", maximum=256
+            ),
+            "kv_dtype": Note(
+                "How keys and values are kept: f16, q8_0 (17/32 of its memory) or q4_0 (9/32); the latter two only"
+                " where `headrace kv gate` found them good enough for this model."
             ),
         },
         SchedulingConfig: {
@@ -212,6 +220,10 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "max_running": _count("Sequences of the lane in the engine at once; null: no cap of its own."),
             "max_queue": _count(
                 "Requests of the lane waiting for a place, 429 beyond it; null: no cap of its own.", minimum=0
+            ),
+            "min_kv_dtype": Note(
+                "The coarsest precision of KV that the lane takes: its sequences go only to bands with at least that;"
+                " null: to any."
             ),
             "max_prompt_tokens": _tokens("The longest prompt that the lane takes, 400 beyond it; null: any."),
             "max_tokens": _tokens("The cap on a request's output tokens; null: none."),

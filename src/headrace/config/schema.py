@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
+from headrace.kv.precision import KvDtype
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import Lane
 from headrace.messages.engine import PrefixSharing
@@ -79,11 +80,13 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True):
 class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A range of context length: sequences up to ``max_context_tokens`` (and longer than the band below),
     at most ``max_sequences`` at once. KV memory is there for ``max_sequences``; ``max_running`` lets fewer of
-    them run, and is live (the knob ``band_caps.N``)."""
+    them run, and is live (the knob ``band_caps.N``). KV is kept at ``kv_dtype``; anything but f16 needs a result of
+    ``headrace kv gate`` for this model."""
 
     max_context_tokens: int
     max_sequences: int
     max_running: int | None = None
+    kv_dtype: KvDtype = "f16"
 
 
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +152,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     self_measure: bool = True
     prefix_cache: bool = True
     prefix_sharing: PrefixSharing = "tenant"
+    kv_gate: Literal["require", "run"] = "require"
 
 
 class TunerConfig(Struct, frozen=True, forbid_unknown_fields=True):

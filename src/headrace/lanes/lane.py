@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.kv.precision import KvDtype
+
 Overload = Literal["shed", "degrade", "queue"]
 
 
@@ -44,7 +46,7 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     requests waiting for a place (429 beyond it); None means no cap of its own. ``max_tokens`` caps and
     ``default_max_tokens`` fills in a request's output length. ``typical_prompt_tokens`` and
     ``typical_output_tokens`` describe the request for which ``serve`` says at start whether this machine
-    can meet the SLO.
+    can meet the SLO. Sequences run only in bands that keep KV at least at ``min_kv_dtype``.
 
     ``weight`` is the lane's share of engine time under contention, against the other lanes' weights. ``overload``
     says what becomes of a request whose answer is predicted to come later than ``patience`` times its target: it is
@@ -57,6 +59,7 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     match: LaneMatch = LaneMatch()
     max_running: int | None = None
     max_queue: int | None = None
+    min_kv_dtype: KvDtype | None = None
     max_prompt_tokens: int | None = None
     max_tokens: int | None = None
     default_max_tokens: int | None = None

@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from headrace.kv.account import KvHolding
+from headrace.kv.precision import KvDtype, at_least
 from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
 
@@ -48,7 +49,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences).
+    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences);
+    ``kv_dtypes`` the precision of each one's KV (beyond the list's end: f16).
 
     ``threads`` None leaves the number to the engine, which then follows what other processes use. ``prefix_cache``
     lets sequences begin with the KV that others have of the same first tokens, within ``prefix_sharing``.
@@ -72,6 +74,7 @@ class Start(Struct, frozen=True, tag="start"):
     parked_bytes: int | None = None
     spill_dir: str | None = None
     spill_bytes: int = 0
+    kv_dtypes: list[KvDtype] = []
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -81,6 +84,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     ``deadline_s`` (first token due), ``finish_by_s`` (last token due), ``tpot_s`` (time per token between them) and
     ``priority`` (lower is more urgent) come from the lane; times are on the clock of ``arrived_s``.
     ``expected_tokens`` is the output length to expect, ``stream`` whether the client reads tokens as they come.
+    ``min_kv_dtype``: it runs only in bands that keep KV at least this precisely (None: in any).
     """
 
     request_id: str
@@ -96,6 +100,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     finish_by_s: float | None = None
     expected_tokens: int | None = None
     stream: bool = True
+    min_kv_dtype: KvDtype | None = None
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -194,7 +199,8 @@ class EngineLoad(Struct, frozen=True):
     time until long requests are taken again. ``kv_waste`` is the share of used streams' cells that hold nothing.
     ``parked`` sequences have ``parked_bytes`` in memory, ``spilled`` of them ``spilled_bytes`` in files. Since the
     engine started: each level was come to ``kv_level_entries`` times, ``kv_parked`` sequences gave up their stream for
-    want of memory, ``kv_spills`` states went to a file, ``kv_dropped`` were lost and are computed again."""
+    want of memory, ``kv_spills`` states went to a file, ``kv_dropped`` were lost and are computed again,
+    ``kv_conversions`` streams came from a band of another precision."""
 
     running: int
     waiting: int
@@ -237,15 +243,18 @@ class EngineLoad(Struct, frozen=True):
     spilled_bytes: int = 0
     kv_spills: int = 0
     kv_dropped: int = 0
+    kv_conversions: int = 0
 
 
 class BandPlan(Struct, frozen=True):
-    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes."""
+    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes at its
+    precision."""
 
     max_context_tokens: int
     max_sequences: int
     kv_bytes: int
     created: bool = False
+    kv_dtype: KvDtype = "f16"
 
 
 class ModelInfo(Struct, frozen=True):
@@ -284,6 +293,14 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     reductions: list[str] = []
     processor: str = ""
     other_cores: float = 0.0
+
+    def longest_context(self, least: KvDtype | None) -> int:
+        """Tokens of the longest sequence that bands of at least this precision hold; 0 when there is none."""
+        if least is None:
+            return self.model.max_context_tokens
+        longest = max([band.max_context_tokens for band in self.bands if at_least(band.kv_dtype, least)], default=0)
+        return min(longest, self.model.max_context_tokens)
+
     memory_notes: list[str] = []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engines.llama.convert_state import GGML_TYPES
 from headrace.engines.llama.interrupt import Interrupt
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.sampling import Logits, logits_at
@@ -109,11 +110,17 @@ class Context:
         params.n_threads = threads
         params.n_threads_batch = threads
         params.kv_unified = False
+        params.type_k = params.type_v = GGML_TYPES[band.kv_dtype]
+        if band.kv_dtype != "f16":
+            # Quantised V is only read by flash attention. Asked for by name, libllama refuses where it has none,
+            # instead of deciding by itself.
+            params.flash_attn_type = self._api.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.no_perf = True
         self.handle: Any = self._api.llama_init_from_model(weights.handle, params)
         if not self.handle:
             raise EngineError(
-                f"libllama cannot create a context of {band.max_sequences} x {band.max_context_tokens} tokens: "
+                f"libllama cannot create a context of {band.max_sequences} x {band.max_context_tokens} tokens "
+                f"at {band.kv_dtype}: "
                 f"{library.recent_log() or 'no reason given'}"
             )
         self._logits_address = library.address_of_logits()

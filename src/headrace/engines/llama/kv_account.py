@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.engines.llama.residents import Residents
 from headrace.kv.account import KvAccount, KvHolding, KvLimits
 from headrace.kv.sources import SourceTimes
 from headrace.scheduling.sequence import Slot
 
 
-def kv_limits(residents: Residents, bytes_per_token: int) -> KvLimits:
+def kv_limits(residents: Residents, token_bytes: Sequence[int]) -> KvLimits:
     """What streams and parking hold at most."""
     return KvLimits(
         [(band.max_context_tokens, band.max_sequences) for band in residents.bands],
-        bytes_per_token,
+        token_bytes,
         {"ram": residents.parking.limit_bytes},
     )
 
 
-def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -> KvAccount:
+def kv_account(residents: Residents, times: SourceTimes, token_bytes: Sequence[int]) -> KvAccount:
     """Every holding at the moment. Streams of running sequences count what is computed, which may be a part of a block
-    more than what others can find of it."""
+    more than what others can find of it. ``token_bytes``: KV bytes of a token in each band."""
     reuse, parking = residents.reuse, residents.parking
     holdings: list[KvHolding] = []
     owned: set[Slot] = set()
@@ -27,10 +29,10 @@ def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -
         slot, tokens = sequence.state.slot, sequence.state.computed_tokens
         assert slot is not None
         owned.add(slot)
-        holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), bytes_per_token, times, (request_id,)))
+        holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), token_bytes[slot.band], times, (request_id,)))
     for slot, tokens in reuse.held():
         if slot not in owned and tokens:
-            holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), bytes_per_token, times))
+            holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), token_bytes[slot.band], times))
     for request_id, place, tokens, size in parking.places():
         restore_s = parking.read_s(request_id) + times.restore_s(tokens)
         compute_s = times.compute_s(0, tokens)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence
+from headrace.engines.llama.memory_formats import MemoryFormats
 from headrace.engines.llama.parking import ParkedState, Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.reuse import PrefixReuse
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import BandPlan, SequenceOutput, Submit
+from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates, WaitingQueue
 from headrace.scheduling.sequence import Slot
@@ -56,6 +58,8 @@ class Residents:
         self.parking = parking
         self.prefix = prefix
         self.reuse = PrefixReuse(budget.bands)
+        self.formats = MemoryFormats(library, weights)
+        self.conversions = 0
         self._clock = clock
         self._urgent_alive = 0
         self._urgent_seen_s = -math.inf
@@ -120,8 +124,10 @@ class Residents:
         state.slot = self.slots.take(slot.band, request_id, slot.stream)
         del self.waiting[request_id]
         self.queue.take(state, now_s)
+        parked = self.parking.get(request_id) if placement.source.kind == "restore" else None
         self.parking.drop(request_id)
-        self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
+        precision = None if parked is None else parked.precision
+        self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens, precision=precision)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
             sequence.queue_wait_s = max(0.0, now_s - sequence.request.arrived_s)
@@ -150,7 +156,7 @@ class Residents:
             except EngineError:
                 sequence.state.computed_tokens = 0
             else:
-                parked = ParkedState(data, slot.stream, context.band.max_sequences, sequence.state.computed_tokens)
+                parked = self.parked_state(slot, data, sequence.state.computed_tokens)
                 dropped = self.parking.park(sequence.request_id, parked, sequence.state.rank_s or 0.0)
         self._leave_stream(sequence)
         del self.running[sequence.request_id]
@@ -165,6 +171,34 @@ class Residents:
         """Nothing is parked of these any more."""
         for request_id in request_ids:
             self.waiting[request_id].state.computed_tokens = 0
+
+    def parked_state(self, slot: Slot, data: bytearray | memoryview, tokens: int) -> ParkedState:
+        """The bytes that libllama wrote of the ``tokens`` tokens in ``slot``, with what is needed to read them."""
+        band = self.bands[slot.band]
+        return ParkedState(data, slot.stream, band.max_sequences, tokens, band.kv_dtype, self.reuse.precision(slot))
+
+    def load_state(self, band: int, stream: int, state: ParkedState) -> bool:
+        """Fill an empty stream, converted where the band keeps KV at another precision. False when the state does not
+        fit, cannot be converted, or libllama refuses it; the stream must then be cleared."""
+        context, shape = self.context(band), self.bands[band]
+        if state.tokens > shape.max_context_tokens:
+            return False
+        if state.dtype == shape.kv_dtype:
+            data = state.for_context(shape.max_sequences)
+        else:
+            data = self._converted(state, shape)
+        return data is not None and context.load_stream(stream, data)
+
+    def _converted(self, state: ParkedState, shape: Band) -> bytearray | memoryview | None:
+        started_s = self._clock()
+        source, target = self.formats.of(state.dtype), self.formats.of(shape.kv_dtype)
+        data = state.converted_for(shape.max_sequences, source, target)
+        if data is None:
+            self.reuse.can_convert = False  # this model's memory has another shape: it is not tried again
+            return None
+        self.reuse.convert_time.learn(state.tokens, self._clock() - started_s)
+        self.conversions += 1
+        return data
 
     def _leave_stream(self, sequence: LiveSequence, *, keep: bool = True) -> None:
         """Out of a stream, whose KV stays for others with ``keep``."""
@@ -212,7 +246,13 @@ class Residents:
     def band_plans(self) -> list[BandPlan]:
         """Every band with its KV bytes and whether its context exists."""
         return [
-            BandPlan(band.max_context_tokens, band.max_sequences, self._budget.band_bytes(index), existing is not None)
+            BandPlan(
+                band.max_context_tokens,
+                band.max_sequences,
+                self._budget.band_bytes(index),
+                existing is not None,
+                band.kv_dtype,
+            )
             for index, (band, existing) in enumerate(zip(self.bands, self.contexts, strict=True))
         ]
 
