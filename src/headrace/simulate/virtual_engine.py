@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from msgspec import Struct
-
-from headrace.scheduling.bands import Band
 from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
 from headrace.scheduling.cost import Call
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -30,7 +27,10 @@ from headrace.scheduling.strategies import policy_for
 from headrace.scheduling.traffic import TrafficWindow
 from headrace.simulate.check_plan import check_plan
 from headrace.simulate.cutting import worth_a_cut
-from headrace.simulate.passes import Pass, PassLayout, passes_of
+from headrace.simulate.engine_shape import EngineShape as EngineShape
+from headrace.simulate.engine_shape import Listener
+from headrace.simulate.passes import Pass, passes_of
+from headrace.simulate.pressure import Pressure
 from headrace.simulate.requests import Outcome, RequestRecord, VirtualRequest
 from headrace.simulate.residents import Residents
 from headrace.simulate.simulation import Event, SimulationError
@@ -40,22 +40,6 @@ _STEP_RANK: Final = 1
 _SHORTEST_WAIT_S: Final = 1e-6
 _MOST_EMPTY_PLANS: Final = 100
 """In a row, by which sequences change places and nothing is computed: more are a policy that turns in circles."""
-
-
-class EngineShape(Struct, frozen=True):
-    """How an engine computes. ``layout``: how a plan becomes forward passes (``passes``). ``kv_travels``: a sequence
-    that is preempted or promoted keeps its KV, copied out and in at ``copy_s_per_token`` each (in the embedded engine
-    1,900 tokens are read in 5 ms and written in 6); otherwise it is computed again. ``cuts``: a prefill
-    pass ends early for an arrival whose deadline that saves (not ``fused``). ``overhead_s`` passes with every
-    step (planning, sampling, messages). ``noise`` is the standard deviation of the logarithm of a step's time."""
-
-    bands: tuple[Band, ...]
-    layout: PassLayout = "apart"
-    kv_travels: bool = True
-    copy_s_per_token: float = 3e-6
-    cuts: bool = False
-    overhead_s: float = 0.0
-    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +57,9 @@ class VirtualEngine:
 
     ``learn`` is told each step's calls and what they took (``CostModel.learn``), so that ``believed`` may be a model
     that learns. ``checked`` makes every plan be checked (``check_plan``): SimulationError for one that breaks a
-    promise. ``watch`` sees every plan before it is carried out.
+    promise. ``watch`` sees every plan before it is carried out. With a ``listener`` the records of requests that have
+    ended are handed to it and forgotten, so that memory holds what is alive; ``token_times`` keeps every token's time
+    in the records.
     """
 
     def __init__(
@@ -88,6 +74,8 @@ class VirtualEngine:
         learn: Callable[[Sequence[Call], float], None] | None = None,
         checked: bool = False,
         watch: Callable[[SchedulerState, StepPlan], None] | None = None,
+        listener: Listener | None = None,
+        token_times: bool = False,
     ) -> None:
         self.shape = shape
         self.knobs = SchedulingKnobs() if knobs is None else knobs
@@ -99,12 +87,18 @@ class VirtualEngine:
         self._random = randomness
         self._checked = checked
         self._watch = watch
+        self._listener = listener
+        self._token_times = token_times
+        self.pace = 1.0
+        """How many times longer than ``true`` forward passes take: above 1 in a machine that became slow."""
+        self.last_step_s = 0.0
         self.records: dict[str, RequestRecord] = {}
         self.steps = self.moves = self.victims = self.cut_steps = 0
         self._was_cut: set[str] = set()
         self.busy_s = 0.0
         self._stops_at: dict[str, int] = {}
         self._residents = Residents(shape.bands, self.knobs, kv_travels=shape.kv_travels)
+        self._pressure = Pressure(shape.bands, shape.kv_tokens)
         self._shares = LaneShares()
         self._traffic = TrafficWindow()
         self._strategy = ""
@@ -141,6 +135,8 @@ class VirtualEngine:
         if not 0 < request.prompt_tokens < self.longest_tokens:
             raise SimulationError(f"{request.request_id}: {request.prompt_tokens} prompt tokens cannot be served")
         record = self.records[request.request_id] = RequestRecord(request)
+        if self._token_times:
+            record.token_s = []
         limit = self.longest_tokens
         if request.max_tokens is not None:
             limit = min(limit, request.prompt_tokens + request.max_tokens)
@@ -163,6 +159,7 @@ class VirtualEngine:
         self._traffic.note(expected_tokens, request.lane, sequence.urgent, request.stream)
         if limit == request.prompt_tokens:
             record.outcome, record.ended_s = "length", now_s
+            self._tell_end(record, now_s)
             return ()
         self._stops_at[request.request_id] = min(limit, request.prompt_tokens + max(1, request.output_tokens))
         cut = self._cut_for(sequence, now_s)
@@ -216,6 +213,10 @@ class VirtualEngine:
         self._begins = False
         return self._wake(now_s)
 
+    def busy_until(self, now_s: float) -> float:
+        """How long it has computed until ``now_s``, the step under way included."""
+        return self.busy_s if self._step is None else self.busy_s + max(0.0, now_s - self._began_s)
+
     def check_integrity(self) -> str | None:
         """None when slots, sequences and records agree; else what is wrong."""
         problem = self._residents.check_integrity()
@@ -243,6 +244,7 @@ class VirtualEngine:
         if not len(self._residents):
             return ()
         self._residents.queue.refresh(now_s)
+        copies_s = self._relieve()
         state = self._state(now_s)
         plan = self._policy.plan(state)
         if self._checked:
@@ -252,7 +254,7 @@ class VirtualEngine:
         if self._watch is not None:
             self._watch(state, plan)
         self._strategy = plan.strategy
-        copies_s = self._place(plan, now_s)
+        copies_s += self._place(plan, now_s)
         if not plan.empty:
             self._empty_plans = 0
             return self._compute(plan, copies_s, now_s)
@@ -289,6 +291,7 @@ class VirtualEngine:
             batch_cap=sizes.knee,
             crowd=sizes.crowd,
             strategy=self._strategy,
+            memory=self._pressure.limits(self.knobs),
         )
 
     def _batch_sizes(self, now_s: float) -> BatchSizes:
@@ -312,9 +315,7 @@ class VirtualEngine:
         """Victims, moves, admissions and promotions. Returns what the copying of KV takes, seconds."""
         residents, copies_s, copied_tokens = self._residents, 0.0, 0
         for request_id in plan.victims:
-            copied_tokens += residents.park(request_id, self._rates()).computed_tokens
-            self.records[request_id].preempted += 1
-            self.victims += 1
+            copied_tokens += self._park(request_id)
         for move in plan.moves:
             sequence = residents.move(move.request_id, move.stream)
             assert sequence.slot is not None
@@ -332,7 +333,9 @@ class VirtualEngine:
     def _compute(self, plan: StepPlan, copies_s: float, now_s: float) -> Iterable[Event]:
         """Begin the forward passes; their results come at the step's end."""
         passes = passes_of(plan, self._residents.running, self.shape.layout, self._believed)
-        pace = 1.0 if not self.shape.noise else math.exp(self._random.gauss(0.0, self.shape.noise))
+        pace = self.pace
+        if self.shape.noise:
+            pace *= math.exp(self._random.gauss(0.0, self.shape.noise))
         end_s = now_s + copies_s + self.shape.overhead_s
         ends_s = []
         for one in passes:
@@ -353,7 +356,8 @@ class VirtualEngine:
             return ()  # it died with the engine
         self._step = None
         self.steps += 1
-        self.busy_s += now_s - self._began_s
+        self.last_step_s = now_s - self._began_s
+        self.busy_s += self.last_step_s
         running, parts, began_s = self._residents.running, [], step.computes_from_s
         for one, end_s in zip(step.passes, step.ends_s, strict=True):
             rows_by_lane: dict[str, int] = {}
@@ -363,7 +367,7 @@ class VirtualEngine:
                 sequence.computed_tokens += tokens
                 self._was_cut.discard(request_id)
                 if sequence.computed_tokens == sequence.known_tokens:
-                    self._sample(sequence, end_s)
+                    self._sample(sequence, end_s, now_s)
             parts.append(Part(rows_by_lane, end_s - began_s))
             began_s = end_s
         self._shares.charge_parts(parts, now_s)
@@ -374,17 +378,21 @@ class VirtualEngine:
             self._end(request_id, "abort", now_s)
         return self._wake(now_s)
 
-    def _sample(self, sequence: SequenceState, now_s: float) -> None:
+    def _sample(self, sequence: SequenceState, now_s: float, step_end_s: float) -> None:
         """A sequence's next token."""
         record = self.records[sequence.request_id]
         sequence.known_tokens += 1
         record.output_tokens += 1
         if sequence.last_token_s is None:
             record.first_token_s = now_s
+            if self._listener is not None:
+                self._listener.first_token(record, step_end_s)
         else:
             record.longest_gap_s = max(record.longest_gap_s, now_s - sequence.last_token_s)
         sequence.note_token(now_s)
         record.last_token_s = now_s
+        if record.token_s is not None:
+            record.token_s.append(now_s)
         if sequence.known_tokens >= self._stops_at[sequence.request_id]:
             self._end(
                 sequence.request_id, "length" if sequence.known_tokens >= sequence.limit_tokens else "stop", now_s
@@ -398,4 +406,26 @@ class VirtualEngine:
         del self._stops_at[request_id]
         record = self.records[request_id]
         record.outcome, record.ended_s = outcome, now_s
+        self._tell_end(record, now_s)
         return True
+
+    def _tell_end(self, record: RequestRecord, now_s: float) -> None:
+        if self._listener is not None:
+            del self.records[record.request.request_id]
+            self._listener.ended(record, now_s)
+
+    def _relieve(self) -> float:
+        """Park whom the highest watermark says, as the embedded engine does before a step. Returns what copying their
+        KV takes, seconds."""
+        if not self._pressure.shared or not self.shape.watermarks:
+            return 0.0
+        copied_tokens = 0
+        for sequence in self._pressure.cold(list(self._residents.running.values()), self.knobs):
+            copied_tokens += self._park(sequence.request_id)
+        return self.shape.copy_s_per_token * copied_tokens
+
+    def _park(self, request_id: str) -> int:
+        """One gives up its stream. Returns how many tokens of KV it keeps."""
+        self.records[request_id].preempted += 1
+        self.victims += 1
+        return self._residents.park(request_id, self._rates()).computed_tokens
