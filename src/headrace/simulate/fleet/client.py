@@ -62,8 +62,12 @@ class Client:
     @property
     def unsent(self) -> list[PlannedRequest]:
         """Later turns that still wait for the ones before them."""
-        return [] if self._closed else sorted(
-            [request for behind in self._behind.values() for request in behind], key=lambda request: request.index
+        return (
+            []
+            if self._closed
+            else sorted(
+                [request for behind in self._behind.values() for request in behind], key=lambda request: request.index
+            )
         )
 
     def ended(self, record: RequestRecord, now_s: float) -> None:

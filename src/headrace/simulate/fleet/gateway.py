@@ -373,4 +373,3 @@ class Gateway:
 def _targets(flight: Flight) -> Targets:
     slo = flight.slo
     return Targets(slo.p99_ttft_s, slo.p99_tpot_s, slo.p99_e2e_s)
-

@@ -6,6 +6,7 @@ alive, and the records where ``keep`` asks for them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -177,20 +178,20 @@ def simulate(
 ) -> SimulatedRun:
     """A whole run; without a ``sink`` the result has the records. Raises ConfigError."""
     records: list[RequestRecord] = []
-    with _quiet_collector():
+    with quiet_collector():
         run = SimulatedLoad(scenario, workload, options).run(records.append if sink is None else sink)
     return SimulatedRun(run.info, run.groups, run.ended_s, run.events, run.peak_in_flight, records)
 
 
-class _quiet_collector:
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
     """The cycle collector looks at everything alive; a run makes few cycles and keeps much: it is asked rarely."""
-
-    def __enter__(self) -> None:
-        self._before = gc.get_threshold()
-        gc.set_threshold(100_000, 20, 20)
-
-    def __exit__(self, *_: object) -> None:
-        gc.set_threshold(*self._before)
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _hashed(requests: Iterator[PlannedRequest], digest: ScheduleDigest) -> Iterator[PlannedRequest]:

@@ -41,6 +41,16 @@ def shipped_scenarios() -> dict[str, Path]:
     return {file.stem: file for file in sorted(SHIPPED_FOLDER.glob("*.yaml"))}
 
 
+def shipped_scenario(name: str) -> Path:
+    """The file of a scenario that comes with headrace. Raises ConfigError, with the nearest name, for another."""
+    shipped = shipped_scenarios()
+    if name not in shipped:
+        raise ConfigError(
+            f"none of the name {name!r} comes with headrace{nearest(name, shipped)} (there: {', '.join(shipped)})"
+        )
+    return shipped[name]
+
+
 def load_scenario(source: str) -> LoadedScenario:
     """The scenario of a shipped name or a path. Raises ConfigError (ConfigProblems for what the file holds)."""
     shipped = shipped_scenarios()
