@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from headrace.kv.watermarks import KvLevel, Marks, cold_sequences, next_level
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.memory import MemoryLimits, in_blocks, projected_tokens
 from headrace.scheduling.sequence import SequenceState
+
+REFRESH_S: Final = 0.05
+"""As of ``engines.llama.pressure``: projections change with every token, and matter by the block."""
 
 
 class Pressure:
@@ -19,6 +24,8 @@ class Pressure:
         self.shared = budget_tokens is not None and budget_tokens < streams
         self.budget_tokens = budget_tokens if budget_tokens is not None and self.shared else streams
         self.level: KvLevel = "normal"
+        self._seen_count = -1
+        self._seen_s = -math.inf
 
     def limits(self, knobs: SchedulingKnobs) -> MemoryLimits | None:
         """What bounds who may enter."""
@@ -26,8 +33,11 @@ class Pressure:
             return None
         return MemoryLimits(self.budget_tokens, int(knobs.kv_refuse * self.budget_tokens), knobs.kv_long_tokens)
 
-    def cold(self, running: Sequence[SequenceState], knobs: SchedulingKnobs) -> list[SequenceState]:
-        """Who is to give up its stream now; brings the level up to date."""
+    def cold(self, running: Collection[SequenceState], knobs: SchedulingKnobs, now_s: float) -> list[SequenceState]:
+        """Who is to give up its stream now; brings the level up to date, as often as the embedded engine does."""
+        if len(running) == self._seen_count and now_s - self._seen_s < REFRESH_S:
+            return []
+        self._seen_count, self._seen_s = len(running), now_s
         held_tokens = sum([projected_tokens(sequence) for sequence in running])
         share = held_tokens / self.budget_tokens
         self.level = next_level(self.level, share, share, Marks.of_knobs(knobs))
@@ -44,7 +54,7 @@ class Pressure:
         )
 
 
-def _least_urgent(running: Sequence[SequenceState], tokens: int) -> list[SequenceState]:
+def _least_urgent(running: Collection[SequenceState], tokens: int) -> list[SequenceState]:
     """Outputs have outgrown what was expected of them, and memory is really full: somebody has to leave, whoever it
     is. The least urgent go, latest first, until ``tokens`` are free; one stays in any case."""
     chosen: list[SequenceState] = []

@@ -98,7 +98,8 @@ def combinations(
     if count > MOST_POINTS:
         raise ConfigError(f"{count:,} combinations are more than {MOST_POINTS:,}: give fewer values", where="--knob")
     found = []
-    for rate_rps in rates_rps or [None]:
+    wanted: Sequence[float | None] = rates_rps or [None]
+    for rate_rps in wanted:
         loaded = workload
         if rate_rps is not None:
             duration_s = workload.workload.duration_s

@@ -244,7 +244,7 @@ class VirtualEngine:
         if not len(self._residents):
             return ()
         self._residents.queue.refresh(now_s)
-        copies_s = self._relieve()
+        copies_s = self._relieve(now_s)
         state = self._state(now_s)
         plan = self._policy.plan(state)
         if self._checked:
@@ -414,13 +414,13 @@ class VirtualEngine:
             del self.records[record.request.request_id]
             self._listener.ended(record, now_s)
 
-    def _relieve(self) -> float:
+    def _relieve(self, now_s: float) -> float:
         """Park whom the highest watermark says, as the embedded engine does before a step. Returns what copying their
         KV takes, seconds."""
         if not self._pressure.shared or not self.shape.watermarks:
             return 0.0
         copied_tokens = 0
-        for sequence in self._pressure.cold(list(self._residents.running.values()), self.knobs):
+        for sequence in self._pressure.cold(self._residents.running.values(), self.knobs, now_s):
             copied_tokens += self._park(sequence.request_id)
         return self.shape.copy_s_per_token * copied_tokens
 

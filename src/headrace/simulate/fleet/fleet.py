@@ -166,7 +166,7 @@ class Fleet:
             replica.engine.pace = fault.factor
             return (Event(now_s + fault.for_s, partial(self._as_fast_again, replica)),)
         if fault.kind == "stale":
-            replica.seen = replica.look()
+            replica.seen = replica.look(with_wait=True)
             replica.frozen_until_s = now_s + fault.for_s
             return ()
         events = [*replica.die(now_s, fault.for_s)]

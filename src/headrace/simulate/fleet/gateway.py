@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final, cast
+from typing import Final, cast, overload
 
 from headrace.admission.decide import AdmissionLimits, fits_lane
 from headrace.admission.front import Request
@@ -28,7 +29,7 @@ from headrace.simulate import requests
 from headrace.simulate.fleet.flight import Flight, finished_record, refusal_status
 from headrace.simulate.fleet.prefix_cache import NO_BLOCKS, prompt_of
 from headrace.simulate.fleet.replica import Replica
-from headrace.simulate.fleet.routes import Asked, Seen, needs_prefix, router
+from headrace.simulate.fleet.routes import Asked, Seen, needs_prefix, needs_wait, router
 from headrace.simulate.fleet.scenario import GatewaySpec, Link
 from headrace.simulate.requests import Targets, VirtualRequest
 from headrace.simulate.simulation import Event, Simulation
@@ -61,6 +62,8 @@ class Gateway:
         self._lengths = lengths
         self._ended = ended
         self._route = router(spec.routing)
+        self.looks_at_prefixes = needs_prefix(spec.routing)
+        self._looks_at_waits = needs_wait(spec.routing)
         self._random: random.Random = simulation.random("routing")
         self._arrived = 0
         self._moving: dict[str, Flight] = {}
@@ -111,29 +114,22 @@ class Gateway:
         return self._enter(flight, replica, now_s)
 
     def _choose(self, candidates: Sequence[Replica], flight: Flight) -> Replica:
-        now_s = self._simulation.now_s
-        with_prefix = needs_prefix(self._spec.routing) and bool(flight.prompt.blocks)
-        seen = [self._seen(one, now_s) for one in candidates]
-        if with_prefix:
-            seen = [
-                Seen(view.requests, view.waiting_tokens, view.wait_s, one.cache.cached_tokens(flight.prompt))
-                for view, one in zip(seen, candidates, strict=True)
-            ]
+        views = _Views(self, candidates, flight, self._simulation.now_s)
         asked = Asked(self._arrived, flight.planned.input_tokens)
         self._arrived += 1
-        return candidates[self._route(seen, asked, self._random)]
+        return candidates[self._route(views, asked, self._random)]
 
-    def _seen(self, replica: Replica, now_s: float) -> Seen:
-        """As of the last look at its metrics."""
+    def see(self, replica: Replica, now_s: float) -> Seen:
+        """A replica as of the last look at its metrics."""
         if replica.seen is not None and (self._spec.metrics_interval_s or now_s < replica.frozen_until_s):
             return replica.seen
-        return replica.look()
+        return replica.look(with_wait=self._looks_at_waits)
 
     def scrape(self, now_s: float) -> None:
         """Look at every replica's metrics, but for those that do not move."""
         for replica in self.replicas:
             if now_s >= replica.frozen_until_s:
-                replica.seen = replica.look()
+                replica.seen = replica.look(with_wait=True)
 
     def _judge(self, flight: Flight, replica: Replica, now_s: float) -> Iterable[Event]:
         replica.learn_progress()
@@ -368,6 +364,32 @@ class Gateway:
         if there != set(self._where) or not there <= set(self.in_flight):
             return "requests in replicas and requests in flight do not agree"
         return next((problem for one in self.replicas if (problem := one.check_integrity()) is not None), None)
+
+
+class _Views(Sequence[Seen]):
+    """What the gateway sees of the candidates, looked at when asked for: most choices look at two."""
+
+    def __init__(self, gateway: Gateway, candidates: Sequence[Replica], flight: Flight, now_s: float) -> None:
+        self._gateway = gateway
+        self._candidates = candidates
+        self._flight = flight
+        self._now_s = now_s
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    @overload
+    def __getitem__(self, place: int) -> Seen: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Seen]: ...
+    def __getitem__(self, place: int | slice) -> Seen | Sequence[Seen]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
+        replica = self._candidates[place]
+        seen = self._gateway.see(replica, self._now_s)
+        if not self._gateway.looks_at_prefixes or not self._flight.prompt.blocks:
+            return seen
+        return replace(seen, cached_tokens=replica.cache.cached_tokens(self._flight.prompt))
 
 
 def _targets(flight: Flight) -> Targets:

@@ -197,9 +197,9 @@ class Replica:
             self._rates = rates_of(load, self._ready, engine.knobs)
         return self._rates
 
-    def look(self) -> Seen:
-        """What it is like now."""
-        rates = self.rates()
+    def look(self, *, with_wait: bool) -> Seen:
+        """What it is like now; the predicted wait only where it is asked for."""
+        rates = self.rates() if with_wait else None
         wait_s = 0.0
         if rates is not None:
             wait_s = rates.prefill_s(self.waiting_tokens) if self.waiting_tokens else 0.0

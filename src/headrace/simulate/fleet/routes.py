@@ -51,6 +51,11 @@ def needs_prefix(name: RouterName) -> bool:
     return name == "prefix"
 
 
+def needs_wait(name: RouterName) -> bool:
+    """Whether the choice looks at ``Seen.wait_s``."""
+    return name == "least-wait"
+
+
 def power_of_two(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int:
     """Of two at random, the one with fewer requests; fewer waiting tokens decide a tie (M. Mitzenmacher, The power of
     two choices in randomized load balancing, 2001)."""
@@ -60,17 +65,21 @@ def power_of_two(seen: Sequence[Seen], asked: Asked, source: random.Random) -> i
     first = int(source.random() * count)
     second = int(source.random() * (count - 1))
     second += second >= first
-    return min(first, second, key=lambda place: (seen[place].requests, seen[place].waiting_tokens, place))
+    one, other = seen[first], seen[second]
+    keys = (one.requests, one.waiting_tokens, first), (other.requests, other.waiting_tokens, second)
+    return first if keys[0] < keys[1] else second
 
 
 def least_requests(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int:
     """The one with the fewest requests; of several the next one in turn."""
+    seen = list(seen)
     count = len(seen)
     return min(range(count), key=lambda place: (seen[place].requests, (place - asked.number) % count))
 
 
 def least_wait(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int:
     """The one with the shortest predicted wait; fewer requests decide a tie."""
+    seen = list(seen)
     count = len(seen)
     return min(
         range(count), key=lambda place: (seen[place].wait_s, seen[place].requests, (place - asked.number) % count)
@@ -79,6 +88,7 @@ def least_wait(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int
 
 def prefix(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int:
     """The one that has most of the prompt, unless it is much busier than the emptiest; then two at random."""
+    seen = list(seen)
     best = max(range(len(seen)), key=lambda place: (seen[place].cached_tokens, -seen[place].requests, -place))
     fewest = min([one.requests for one in seen])
     if seen[best].cached_tokens and seen[best].requests <= IMBALANCE * fewest + SLACK_REQUESTS:
