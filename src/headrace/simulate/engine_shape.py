@@ -19,6 +19,8 @@ class EngineShape(Struct, frozen=True):
     step (planning, sampling, messages). ``noise`` is the standard deviation of the logarithm of a step's time.
     ``kv_tokens`` is what all sequences may hold together (None: every stream has memory of its own);
     ``watermarks``: the engine parks sequences when that gets scarce (a policy that preempts by itself does it instead).
+    ``joins_decodes``: steps that no plan could change are computed together (``decode_runs``; ``fused``, one band, no
+    noise): ``records`` are then as of the last step that anything but time ended (``settle`` brings them up to date).
     """
 
     bands: tuple[Band, ...]
@@ -30,6 +32,7 @@ class EngineShape(Struct, frozen=True):
     noise: float = 0.0
     kv_tokens: int | None = None
     watermarks: bool = True
+    joins_decodes: bool = False
 
 
 class Listener(Protocol):

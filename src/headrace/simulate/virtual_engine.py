@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
@@ -27,6 +28,7 @@ from headrace.scheduling.strategies import policy_for
 from headrace.scheduling.traffic import TrafficWindow
 from headrace.simulate.check_plan import check_plan
 from headrace.simulate.cutting import worth_a_cut
+from headrace.simulate.decode_runs import SHORTEST, DecodeRun, RunLengths, steps_alike
 from headrace.simulate.engine_shape import EngineShape as EngineShape
 from headrace.simulate.engine_shape import Listener
 from headrace.simulate.passes import Pass, passes_of
@@ -108,6 +110,17 @@ class VirtualEngine:
         self._step: _Step | None = None
         self._began_s = 0.0
         self._aborts: list[str] = []
+        self._joins = (
+            shape.joins_decodes
+            and shape.layout == "fused"
+            and len(shape.bands) == 1
+            and not shape.noise
+            and not checked
+            and watch is None
+            and learn is None
+        )
+        self._run: DecodeRun | None = None
+        self._lengths = RunLengths()
         self._life = 0
         """Counts wakes and restarts: a wait or a step of an earlier life means nothing any more."""
         self._begins = False
@@ -162,7 +175,8 @@ class VirtualEngine:
             self._tell_end(record, now_s)
             return ()
         self._stops_at[request.request_id] = min(limit, request.prompt_tokens + max(1, request.output_tokens))
-        cut = self._cut_for(sequence, now_s)
+        joined = self._interrupt(now_s)
+        cut = joined or self._cut_for(sequence, now_s)
         self._residents.enter(sequence, self._rates())
         return cut or self._wake(now_s)
 
@@ -184,9 +198,9 @@ class VirtualEngine:
 
     def abort(self, request_id: str, now_s: float) -> Iterable[Event]:
         """End a request, between steps as the embedded engine does. Unknown ids and ended ones are ignored."""
-        if self._step is not None:
+        if self._step is not None or self._run is not None:
             self._aborts.append(request_id)
-            return ()
+            return self._interrupt(now_s)
         return self._wake(now_s) if self._end(request_id, "abort", now_s) else ()
 
     def set_knobs(self, knobs: SchedulingKnobs, now_s: float) -> Iterable[Event]:
@@ -196,16 +210,17 @@ class VirtualEngine:
         self._residents.queue.set_knobs(knobs)
         if self._own_policy is None:
             self._policy = policy_for(knobs.strategy)
-        return self._wake(now_s)
+        return self._interrupt(now_s) or self._wake(now_s)
 
     def restart(self, now_s: float, down_s: float = 0.0) -> Iterable[Event]:
         """The engine dies: everything in it ends with ``error``, the step under way comes to nothing. It serves
         again after ``down_s``; what arrives until then waits."""
+        self.settle(now_s)
         for request_id in [*self._residents.running, *self._residents.waiting]:
             self._end(request_id, "error", now_s)
-        if self._step is not None:
+        if self._step is not None or self._run is not None:
             self.busy_s += now_s - self._began_s
-        self._step = None
+        self._step = self._run = None
         self._aborts = []
         self._strategy = ""
         self._shares = LaneShares()
@@ -215,7 +230,8 @@ class VirtualEngine:
 
     def busy_until(self, now_s: float) -> float:
         """How long it has computed until ``now_s``, the step under way included."""
-        return self.busy_s if self._step is None else self.busy_s + max(0.0, now_s - self._began_s)
+        idle = self._step is None and self._run is None
+        return self.busy_s if idle else self.busy_s + max(0.0, now_s - self._began_s)
 
     def check_integrity(self) -> str | None:
         """None when slots, sequences and records agree; else what is wrong."""
@@ -231,7 +247,7 @@ class VirtualEngine:
     def _wake(self, now_s: float) -> Iterable[Event]:
         """Plan now, unless a step is under way (its end does) or the engine is down."""
         self._life += 1
-        if self._step is not None or self._begins:
+        if self._step is not None or self._run is not None or self._begins:
             return ()
         self._begins = True
         return (Event(max(now_s, self._not_before_s), self._begin, _STEP_RANK),)
@@ -244,6 +260,10 @@ class VirtualEngine:
         if not len(self._residents):
             return ()
         self._residents.queue.refresh(now_s)
+        if self._joins and not self._residents.waiting:
+            joined = self._join(now_s)
+            if joined:
+                return joined
         copies_s = self._relieve(now_s)
         state = self._state(now_s)
         plan = self._policy.plan(state)
@@ -350,6 +370,111 @@ class VirtualEngine:
         self._began_s = now_s
         return (Event(end_s, partial(self._finish, self._step)),)
 
+    def set_pace(self, pace: float, now_s: float) -> Iterable[Event]:
+        """From the next step on forward passes take ``pace`` times as long as ``true``."""
+        self.pace = pace
+        return self._interrupt(now_s)
+
+    def _join(self, now_s: float) -> Iterable[Event]:
+        """Begin the steps that no plan could change; nothing where there are none."""
+        running, shape = self._residents.running, self.shape
+        steps = steps_alike(
+            running.values(),
+            self._stops_at,
+            most=self._lengths.ahead,
+            band_tokens=shape.bands[0].max_context_tokens,
+            budget_tokens=self._pressure.budget_tokens if self._pressure.shared else None,
+            knobs=self.knobs,
+            batch_cap=self._batch_sizes(now_s).knee,
+        )
+        if not steps:
+            return ()
+        rows = len(running)
+        cells = sum([sequence.computed_tokens for sequence in running.values()])
+        end_s, ends_s = now_s, []
+        for step in range(steps):
+            end_s += shape.overhead_s
+            end_s += self.pace * self._true.call_s(rows, cells + step * rows, 0)
+            ends_s.append(end_s)
+            if end_s >= self._sizes_until_s:
+                break  # the knee is looked for anew
+        self._run = DecodeRun(ends_s)
+        self._began_s = now_s
+        return (Event(ends_s[-1], partial(self._finish_run, self._run, False)),)
+
+    def _interrupt(self, now_s: float) -> Iterable[Event]:
+        """Something comes from outside: of joined steps only the one under way goes on."""
+        run = self._run
+        if run is None:
+            return ()
+        self.settle(now_s)
+        steps, whole = len(run.ends_s), run.ends_s[-1]
+        end_s = run.cut(now_s)
+        if end_s == whole:
+            return ()
+        self._lengths.cut(len(run.ends_s))
+        assert len(run.ends_s) < steps
+        self._run = DecodeRun(run.ends_s, run.done)
+        return (Event(end_s, partial(self._finish_run, self._run, True)),)
+
+    def settle(self, now_s: float) -> None:
+        """Count the joined steps that have ended by now, except the last one, whose end is an event."""
+        run = self._run
+        if run is None or len(run.ends_s) < SHORTEST:
+            return
+        before_s = run.ends_s[run.done - 1] if run.done else self._began_s
+        ends_s = run.ended(min(now_s, run.ends_s[-2]))
+        self._plans_at(ends_s)
+        self._count_decodes(ends_s, before_s)
+
+    def _finish_run(self, run: DecodeRun, cut: bool, now_s: float) -> Iterable[Event]:
+        """The last of joined steps has ended."""
+        if run is not self._run:
+            return ()
+        if not cut:
+            self._lengths.whole()
+        before_s = run.ends_s[run.done - 1] if run.done else self._began_s
+        self._run = None
+        ends_s = run.ended(now_s)
+        self._plans_at(ends_s[:-1])
+        self._count_decodes(ends_s, before_s)
+        self.busy_s += now_s - self._began_s
+        aborts, self._aborts = self._aborts, []
+        for request_id in aborts:
+            self._end(request_id, "abort", now_s)
+        return self._wake(now_s)
+
+    def _plans_at(self, times_s: list[float]) -> None:
+        """What the waiting queue would have been told at these plans: time passes for debts."""
+        for time_s in times_s:
+            self._residents.queue.refresh(time_s)
+
+    def _count_decodes(self, ends_s: list[float], before_s: float) -> None:
+        """Everybody that runs got a token at each of these times."""
+        steps = len(ends_s)
+        if not steps:
+            return
+        now_s = ends_s[-1]
+        self.steps += steps
+        self.last_step_s = now_s - (ends_s[-2] if steps > 1 else before_s)
+        longest_s = max([later - earlier for earlier, later in pairwise(ends_s)], default=0.0)
+        rows_by_lane: dict[str, int] = {}
+        for sequence in list(self._residents.running.values()):
+            record = self.records[sequence.request_id]
+            rows_by_lane[sequence.lane] = rows_by_lane.get(sequence.lane, 0) + 1
+            sequence.computed_tokens += steps
+            sequence.known_tokens += steps
+            record.output_tokens += steps
+            assert sequence.last_token_s is not None
+            record.longest_gap_s = max(record.longest_gap_s, ends_s[0] - sequence.last_token_s, longest_s)
+            sequence.note_token(now_s)
+            record.last_token_s = now_s
+            if record.token_s is not None:
+                record.token_s += ends_s
+            if sequence.known_tokens >= self._stops_at[sequence.request_id]:
+                self._stop(sequence, now_s)
+        self._shares.charge_parts((Part(rows_by_lane, now_s - before_s),), now_s)
+
     def _finish(self, step: _Step, now_s: float) -> Iterable[Event]:
         """The step has ended: count what it computed, and begin the next one."""
         if step is not self._step:
@@ -394,9 +519,11 @@ class VirtualEngine:
         if record.token_s is not None:
             record.token_s.append(now_s)
         if sequence.known_tokens >= self._stops_at[sequence.request_id]:
-            self._end(
-                sequence.request_id, "length" if sequence.known_tokens >= sequence.limit_tokens else "stop", now_s
-            )
+            self._stop(sequence, now_s)
+
+    def _stop(self, sequence: SequenceState, now_s: float) -> None:
+        """A sequence has its last token."""
+        self._end(sequence.request_id, "length" if sequence.known_tokens >= sequence.limit_tokens else "stop", now_s)
 
     def _end(self, request_id: str, outcome: Outcome, now_s: float) -> bool:
         """A sequence leaves, wherever it is. False for one that is not alive."""

@@ -22,11 +22,12 @@ def waits_s(run: SimulatedRun) -> list[float]:
     return [end_s - due_s - SERVICE_S for due_s, end_s in map(times_s, run.records)]
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("load", [0.5, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_waits_are_those_of_m_d_1(load: float) -> None:
-    """Batching off: mean wait = load * service / (2 (1 - load)) (Pollaczek and Khinchine), within 3 %. 300,000 requests
-    bring the standard error of the mean at a load of 0.8 to about 0.7 %, so that 3 % are over four of them."""
-    count = 300_000 if load > 0.6 else 100_000
+    """Batching off: mean wait = load * service / (2 (1 - load)) (Pollaczek and Khinchine), within 3 %. Waits that
+    follow one another are alike, the more so the higher the load: 300,000 requests bring the standard error of their
+    mean at a load of 0.8 to about 0.7 %, 60,000 at 0.5 as well."""
+    count = 300_000 if load > 0.6 else 60_000
     one = {"all": {"input_length": 50, "output_length": 1}}
     workload = workload_of(f"poisson({load / SERVICE_S})", count * SERVICE_S / load, one)
     groups = {"main": {"replicas": 1, "engine": ONE_AT_A_TIME}}

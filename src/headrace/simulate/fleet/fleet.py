@@ -163,19 +163,18 @@ class Fleet:
     def _fault(self, fault: Fault, now_s: float) -> Iterable[Event]:
         replica = self._by_name[fault.replica]
         if fault.kind == "slow":
-            replica.engine.pace = fault.factor
-            return (Event(now_s + fault.for_s, partial(self._as_fast_again, replica)),)
+            events = [*replica.engine.set_pace(fault.factor, now_s)]
+            return (*events, Event(now_s + fault.for_s, partial(self._as_fast_again, replica)))
         if fault.kind == "stale":
-            replica.seen = replica.look(with_wait=True)
+            replica.seen = replica.look(now_s, with_wait=True)
             replica.frozen_until_s = now_s + fault.for_s
             return ()
-        events = [*replica.die(now_s, fault.for_s)]
+        events: list[Event] = [*replica.die(now_s, fault.for_s)]
         events.append(Event(now_s + fault.noticed_s, partial(self._noticed, replica)))
         return events
 
     def _as_fast_again(self, replica: Replica, now_s: float) -> Iterable[Event]:
-        replica.engine.pace = 1.0
-        return ()
+        return replica.engine.set_pace(1.0, now_s)
 
     def _noticed(self, replica: Replica, now_s: float) -> Iterable[Event]:
         """The gateway sees that a replica is down: it sends nothing there until it is up again."""

@@ -123,16 +123,16 @@ class Gateway:
         """A replica as of the last look at its metrics."""
         if replica.seen is not None and (self._spec.metrics_interval_s or now_s < replica.frozen_until_s):
             return replica.seen
-        return replica.look(with_wait=self._looks_at_waits)
+        return replica.look(now_s, with_wait=self._looks_at_waits)
 
     def scrape(self, now_s: float) -> None:
         """Look at every replica's metrics, but for those that do not move."""
         for replica in self.replicas:
             if now_s >= replica.frozen_until_s:
-                replica.seen = replica.look(with_wait=True)
+                replica.seen = replica.look(now_s, with_wait=True)
 
     def _judge(self, flight: Flight, replica: Replica, now_s: float) -> Iterable[Event]:
-        replica.learn_progress()
+        replica.learn_progress(now_s)
         lane, front = flight.lane, replica.front
         submit = Submit(
             flight.request_id,
@@ -146,7 +146,7 @@ class Gateway:
         )
         request = Request(flight.lane_name, lane, flight.slo, [submit])
         limits = AdmissionLimits(self._config.server.max_queue, lane.max_queue, lane.max_running)
-        verdict = front.judge(request, limits, replica.rates(), now_s)
+        verdict = front.judge(request, limits, replica.rates(now_s), now_s)
         decision = verdict.decision
         if decision.action == "shed":
             replica.shed += 1

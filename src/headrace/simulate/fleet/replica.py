@@ -68,6 +68,7 @@ class Replica:
                 noise=spec.noise,
                 kv_tokens=spec.kv_tokens,
                 watermarks=self.told,
+                joins_decodes=True,
             ),
             self._times,
             source,
@@ -154,8 +155,9 @@ class Replica:
             self.waiting_tokens -= flight.planned.input_tokens
         del self.flights[flight.request_id]
 
-    def learn_progress(self) -> None:
+    def learn_progress(self, now_s: float) -> None:
         """Tell the ledger which tokens came since it was told last."""
+        self.engine.settle(now_s)
         ledger = self.front.ledger
         for flight in self.started.values():
             if flight.ticket is not None and flight.known is not None:
@@ -170,9 +172,10 @@ class Replica:
 
     # ------------------------------------------------------------------------------------- what is seen of it
 
-    def rates(self) -> EngineRates | None:
+    def rates(self, now_s: float) -> EngineRates | None:
         """How fast it is, as its engine reports it after a step."""
         engine = self.engine
+        engine.settle(now_s)
         at = (engine.steps, len(self.flights))
         if at != self._rates_at:
             self._rates_at = at
@@ -197,9 +200,9 @@ class Replica:
             self._rates = rates_of(load, self._ready, engine.knobs)
         return self._rates
 
-    def look(self, *, with_wait: bool) -> Seen:
+    def look(self, now_s: float, *, with_wait: bool) -> Seen:
         """What it is like now; the predicted wait only where it is asked for."""
-        rates = self.rates() if with_wait else None
+        rates = self.rates(now_s) if with_wait else None
         wait_s = 0.0
         if rates is not None:
             wait_s = rates.prefill_s(self.waiting_tokens) if self.waiting_tokens else 0.0
