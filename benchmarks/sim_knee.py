@@ -18,7 +18,7 @@ at 0.8 of the memory's rate, computing at 0.6 of the sheet's arithmetic). It is 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -58,7 +58,7 @@ classes:
     output_length: "lognormal(median=10, p99=24, max=32)"
     slo: {e2e_s: 0.6}
   passages:
-    {weight: 20, lane: retrieval, input_length: "uniform(300, 800)", output_length: 8, slo: {e2e_s: 0.5}}
+    {weight: 20, lane: retrieval, input_length: "uniform(400, 1000)", output_length: 8, slo: {e2e_s: 0.5}}
   caption:
     weight: 23
     lane: captions
@@ -66,7 +66,7 @@ classes:
     output_length: "lognormal(median=12, p99=32, max=48)"
     slo: {e2e_s: 1.0}
   document:
-    {weight: 2, lane: long, input_length: "uniform(3000, 8000)", output_length: "lognormal(median=40, p99=120)"}
+    {weight: 2, lane: long, input_length: "uniform(1000, 4000)", output_length: "lognormal(median=40, p99=120)"}
 """
 SIDES: Final[dict[str, dict[str, object]]] = {
     "first come": {
@@ -110,11 +110,18 @@ def workload(rate_rps: float, seconds: float) -> LoadedWorkload:
     return LoadedWorkload(parse_workload(text, name="sim_knee", folder=Path()), "sim_knee", Path())
 
 
-def measure(side: str, rate_rps: float, instances: int, seconds: float, seed: int) -> Point:
+def measure(
+    side: str,
+    rate_rps: float,
+    instances: int,
+    seconds: float,
+    seed: int,
+    changes: Mapping[str, object] | None = None,
+) -> Point:
     """One run of ``seconds``, of which the first tenth is left out."""
     loaded = load_scenario("a100-8b")
     scenario = with_knob(loaded.scenario, "groups.main.replicas", instances)
-    for key, value in SIDES[side].items():
+    for key, value in {**SIDES[side], **(changes or {})}.items():
         scenario = with_knob(scenario, key, value)
     options = RunOptions(seed=seed, warmup_s=seconds / 10, drain_s=120.0)
     run = simulate(LoadedScenario(scenario, loaded.name, loaded.folder), workload(rate_rps, seconds), options)

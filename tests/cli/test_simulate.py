@@ -12,18 +12,21 @@ from click.testing import CliRunner, Result
 
 from headrace.bench.record_file import read_info
 from headrace.cli.main import main
-from headrace.errors import HeadraceError
 from headrace.simulate.sweep import SimulatedSweep
 
 LOAD = ["--arrivals", "poisson(20)", "--duration", "5", "--output-length", "8", "--slo-e2e", "1"]
 
 
 def typed(*words: str) -> Result:
-    """Run in this process; errors of ours come out as they are raised."""
-    result = CliRunner().invoke(main, ["simulate", *words])
-    if isinstance(result.exception, HeadraceError):
-        raise result.exception
-    return result
+    """Run in this process."""
+    return CliRunner().invoke(main, ["simulate", *words])
+
+
+def refusal(*words: str) -> str:
+    """The one line on standard error with which it fails."""
+    result = typed(*words)
+    assert result.exit_code == 1 and result.stderr.startswith("error: "), result.output
+    return result.stderr
 
 
 def test_a_run_writes_what_bench_writes(tmp_path: Path) -> None:
@@ -82,8 +85,7 @@ def test_what_is_wrong_is_said(words: tuple[str, ...], message: str, tmp_path: P
     before = os.getcwd()
     os.chdir(tmp_path)
     try:
-        with pytest.raises(HeadraceError, match=message.replace("(", r"\(")):
-            typed(*words)
+        assert message in refusal(*words)
     finally:
         os.chdir(before)
     assert not list(tmp_path.iterdir())
@@ -93,16 +95,14 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     """Neither a run's nor a sweep's."""
     words = ("run", "a100-8b", *LOAD, "--output", str(tmp_path))
     assert typed(*words).exit_code == 0
-    with pytest.raises(HeadraceError, match="holds a run already"):
-        typed(*words)
+    assert "holds a run already" in refusal(*words)
 
 
 def test_scenarios_are_listed_and_printed() -> None:
     """To copy one."""
     assert "a100-8b: eight A100" in typed("scenarios").output
     assert "weights_s" in typed("scenarios", "a100-8b").output
-    with pytest.raises(HeadraceError, match="did you mean one-engine"):
-        typed("scenarios", "one-engin")
+    assert "did you mean one-engine" in refusal("scenarios", "one-engin")
 
 
 def test_a_configuration_of_lanes_is_used(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_stale_metrics_send_too_many_to_one() -> None:
     stale = run_of(
         scenario_of(gateway={"routing": "least-wait", "metrics_interval_s": 5.0}), workload_of("poisson(60)", 20.0)
     )
-    assert mean_ttft_s(stale, "chat") > 1.5 * mean_ttft_s(fresh, "chat")
+    assert mean_ttft_s(stale, "chat") > 1.2 * mean_ttft_s(fresh, "chat")
 
 
 def test_a_group_grows_with_its_load_and_shrinks_after_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,13 +61,15 @@ class _Scaled:
 
 
 class Fleet:
-    """``over`` says whether nothing more will happen: what recurs then ends."""
+    """``over`` says whether nothing more comes and all is answered: what recurs then ends."""
 
-    def __init__(self, simulation: Simulation, scenario: Scenario, config: Config, ended: Ended) -> None:
+    def __init__(
+        self, simulation: Simulation, scenario: Scenario, config: Config, ended: Ended, over: Callable[[], bool]
+    ) -> None:
         self._simulation = simulation
         self._scenario = scenario
         self._lengths = OutputLengths()
-        self.over = False
+        self._over = over
         self.gateway = Gateway(simulation, scenario.gateway, scenario.link, config, self._lengths, ended)
         self._learns = any(fault.kind == "slow" for fault in scenario.faults)
         self._groups: dict[str, list[Replica]] = {}
@@ -118,13 +120,13 @@ class Fleet:
 
     def _scrape(self, interval_s: float, now_s: float) -> Iterable[Event]:
         self.gateway.scrape(now_s)
-        return () if self.over else (Event(now_s + interval_s, partial(self._scrape, interval_s), _AFTER_RANK),)
+        return () if self._over() else (Event(now_s + interval_s, partial(self._scrape, interval_s), _AFTER_RANK),)
 
     def _scale(self, scaled: _Scaled, now_s: float) -> Iterable[Event]:
         """One look at a group's load."""
         scaling = scaled.group.scaling
         assert scaling is not None
-        if self.over:
+        if self._over():
             return
         replicas = self._groups[scaled.name]
         busy_s = sum([replica.engine.busy_until(now_s) for replica in replicas])
@@ -143,7 +145,7 @@ class Fleet:
                 scaled.coming += 1
                 yield Event(now_s + scaling.warmup_s, partial(self._warm, scaled, replica))
         elif decision.replicas < have and serving:
-            leaving = min(serving, key=lambda one: (len(one.flights), one.name))
+            leaving = min(reversed(serving), key=lambda one: len(one.flights))  # the newest of the emptiest
             leaving.serving, leaving.draining = False, True
         for replica in replicas:
             if replica.draining and not replica.flights:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -117,7 +118,11 @@ class SimulatedLoad:
         def send(planned: PlannedRequest, due_ns: int, ready_ns: int, now_s: float) -> Iterable[Event]:
             return fleet.gateway.arrive(planned, due_ns, ready_ns, now_s)
 
-        fleet = Fleet(simulation, self._scenario.scenario, self.config, ended)
+        def over() -> bool:
+            quiet = client.exhausted and not client.unsent and not fleet.gateway.in_flight
+            return quiet and simulation.now_s >= stream.duration_s
+
+        fleet = Fleet(simulation, self._scenario.scenario, self.config, ended, over)
         client = Client(
             simulation,
             _hashed(stream.requests, digest),
@@ -128,7 +133,7 @@ class SimulatedLoad:
         )
         simulation.add(*fleet.begin())
         simulation.add(*client.begin())
-        self._happen(simulation, fleet, client, progress)
+        self._happen(simulation, fleet, progress)
         now_s = simulation.now_s
         fleet.gateway.give_up(now_s)
         for request in client.unsent:
@@ -146,11 +151,9 @@ class SimulatedLoad:
         info = msgspec.structs.replace(info, machine={"simulated_fleet": msgspec.to_builtins(facts)})
         return SimulatedRun(info, facts, now_s, simulation.happened, fleet.gateway.peak_in_flight)
 
-    def _happen(
-        self, simulation: Simulation, fleet: Fleet, client: Client, progress: Callable[[float], None] | None
-    ) -> None:
+    def _happen(self, simulation: Simulation, fleet: Fleet, progress: Callable[[float], None] | None) -> None:
         """Let everything happen until all is answered, or the drain is over."""
-        duration_s, last_s = self.stream.duration_s, self.stream.duration_s + self._options.drain_s
+        last_s = self.stream.duration_s + self._options.drain_s
         while simulation.next_s <= last_s:
             simulation.run(last_s, most=_EVENTS_TOGETHER, to_the_end=False)
             if progress is not None:
@@ -159,9 +162,7 @@ class SimulatedLoad:
                 problem = fleet.check_integrity()
                 if problem is not None:
                     raise SimulationError(f"at {simulation.now_s} s: {problem}")
-            quiet = client.exhausted and not fleet.gateway.in_flight and not client.unsent
-            fleet.over = quiet and simulation.now_s >= duration_s
-        if simulation.next_s < float("inf"):
+        if simulation.next_s < math.inf:
             simulation.run(last_s)
 
 
