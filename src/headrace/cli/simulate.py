@@ -18,7 +18,7 @@ from headrace.cli.simulate_options import SimulateOptions, key_values, load_opti
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.bench.results.figures import Summary
+    from headrace.bench.results.columns import Columns
     from headrace.simulate.fleet.run import SimulatedRun
     from headrace.simulate.sweep import SweepPoint
 
@@ -58,7 +58,6 @@ def run(scenario: str, arrivals: str | None, output: Path | None, full: bool, ch
 
     from headrace.bench.outputs import RECORDS, check_packages, new_folder, read_columns
     from headrace.bench.record_file import RecordWriter
-    from headrace.bench.results.summary import summarise_columns
     from headrace.simulate.fleet.run import SimulatedLoad, quiet_collector
 
     check_packages()
@@ -71,19 +70,21 @@ def run(scenario: str, arrivals: str | None, output: Path | None, full: bool, ch
     with RecordWriter(records, load.first_info()) as writer, quiet_collector():
         done = load.run(writer.write, _progress(load.stream.duration_s))
         writer.finish(done.info)
-    summary = summarise_columns(read_columns(records, lambda warning: say(f"warning: {warning}")))
-    return _report(folder, done, summary, full=full)
+    columns = read_columns(records, lambda warning: say(f"warning: {warning}"))
+    return _report(folder, done, columns, full=full)
 
 
-def _report(folder: Path, done: SimulatedRun, summary: Summary, *, full: bool) -> int:
+def _report(folder: Path, done: SimulatedRun, columns: Columns, *, full: bool) -> int:
     import msgspec
 
-    from headrace.bench.outputs import RECORDS, read_columns, write_file, write_outputs
+    from headrace.bench.outputs import write_file, write_outputs
     from headrace.bench.report.grid import print_grid
     from headrace.bench.report.text_report import print_summary
+    from headrace.bench.results.summary import summarise_columns
     from headrace.simulate.fleet.report import groups_grid
 
-    write_outputs(folder, read_columns(folder / RECORDS, lambda _: None), summary)
+    summary = summarise_columns(columns)
+    write_outputs(folder, columns, summary)
     write_file(folder / "fleet.json", msgspec.json.format(msgspec.json.encode(done.groups), indent=1))
     with printing():
         console = open_console()
