@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -42,7 +43,7 @@ def run(policy: PolicyName, requests: list[VirtualRequest], *, joins: bool, kv_t
     )
     engine = rig.engine
     for request in requests:
-        rig.simulation.add(Event(request.arrived_s, lambda now_s, one=request: engine.submit(one, now_s)))
+        rig.simulation.add(Event(request.arrived_s, partial(engine.submit, request)))
     if requests:
         first = requests[0]
         rig.simulation.add(Event(first.arrived_s + 0.4, lambda now_s: engine.abort(first.request_id, now_s)))

@@ -165,8 +165,8 @@ class Fleet:
     def _fault(self, fault: Fault, now_s: float) -> Iterable[Event]:
         replica = self._by_name[fault.replica]
         if fault.kind == "slow":
-            events = [*replica.engine.set_pace(fault.factor, now_s)]
-            return (*events, Event(now_s + fault.for_s, partial(self._as_fast_again, replica)))
+            again = Event(now_s + fault.for_s, partial(self._as_fast_again, replica))
+            return (*replica.engine.set_pace(fault.factor, now_s), again)
         if fault.kind == "stale":
             replica.seen = replica.look(now_s, with_wait=True)
             replica.frozen_until_s = now_s + fault.for_s
