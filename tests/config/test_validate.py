@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct, inspect
 
 from headrace.config.fields import Note, notes
-from headrace.config.schema import BandConfig, Config, EngineConfig, ModelConfig, ServerConfig, Tenant
+from headrace.config.schema import BandConfig, Config, EngineConfig, KvMemoryConfig, ModelConfig, ServerConfig, Tenant
 from headrace.config.shape import schema_type
 from headrace.config.validate import RESERVED_SEGMENTS, validate
 from headrace.kv.precision import KvDtype
@@ -165,6 +165,18 @@ def test_of_two_bands_of_one_length_the_finer_comes_second() -> None:
     assert "bands[1].max_context_tokens" in problem and "the finer kv_dtype comes second" in problem
     (problem,) = said(_bands((512, "q8_0"), (512, "q8_0")))
     assert problem.endswith("512 is not above 512")
+
+
+def test_a_streaming_band_needs_a_folder_for_its_files() -> None:
+    """Other layouts do not."""
+    bands = (
+        BandConfig(max_context_tokens=512, max_sequences=1, layout="paged"),
+        BandConfig(max_context_tokens=1024, max_sequences=1, layout="streaming"),
+    )
+    (problem,) = said(Config(engine=EngineConfig(bands=bands)))
+    assert problem.startswith("engine.bands[1].layout: ") and "kv_memory.spill_dir" in problem
+    with_folder = EngineConfig(bands=bands, kv_memory=KvMemoryConfig(spill_dir="/var/tmp/headrace"))
+    assert said(Config(engine=with_folder)) == []
 
 
 def test_a_lane_must_find_a_band_that_is_precise_enough() -> None:

@@ -22,6 +22,7 @@ def ready_lines(ready: Ready) -> list[str]:
     lines += [
         f"  band up to {band.max_context_tokens} tokens: {band.max_sequences} sequences at once, "
         f"{'' if band.kv_dtype == 'f16' else f'KV at {band.kv_dtype}, '}"
+        f"{'' if band.layout == 'contiguous' else f'{band.layout}, '}"
         f"{band.kv_bytes / _MIB:.0f} MiB{'' if band.created else ' (allocated when first needed)'}"
         for band in ready.bands
     ]

@@ -142,6 +142,7 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         prefix_cache=engine.prefix_cache,
         prefix_sharing=engine.prefix_sharing,
         kv_dtypes=[band.kv_dtype for band in engine.bands],
+        layouts=[band.layout for band in engine.bands],
         kv_budget_bytes=engine.kv_memory.budget_bytes,
         parked_bytes=engine.kv_memory.parked_bytes,
         spill_dir=engine.kv_memory.spill_dir,

@@ -168,6 +168,13 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 "How keys and values are kept: f16, q8_0 (17/32 of its memory) or q4_0 (9/32); the latter two only"
                 " where `headrace kv gate` found them good enough for this model."
             ),
+            "layout": Note(
+                "How the band's KV memory is laid out: contiguous gives each sequence a stream of cells; paged takes"
+                " cells one by one from a pool as large as all streams, so a shared prefix is held once and steps are"
+                " slower; chunked is contiguous with prompts computed 128 tokens at a time, which saves intermediate"
+                " results and no KV; streaming is contiguous, with parked sequences in files at once (needs"
+                " kv_memory.spill_dir): no layer reads cells from disk while it computes."
+            ),
         },
         SchedulingConfig: {
             "strategy": Note(

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
+from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import Lane
@@ -81,12 +82,13 @@ class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A range of context length: sequences up to ``max_context_tokens`` (and longer than the band below),
     at most ``max_sequences`` at once. KV memory is there for ``max_sequences``; ``max_running`` lets fewer of
     them run, and is live (the knob ``band_caps.N``). KV is kept at ``kv_dtype``; anything but f16 needs a result of
-    ``headrace kv gate`` for this model."""
+    ``headrace kv gate`` for this model. ``layout`` says how its memory is laid out."""
 
     max_context_tokens: int
     max_sequences: int
     max_running: int | None = None
     kv_dtype: KvDtype = "f16"
+    layout: BandLayout = "contiguous"
 
 
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):

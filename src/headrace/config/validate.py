@@ -89,6 +89,11 @@ def _bands(config: Config) -> Iterator[Problem]:
     bands = config.engine.bands
     if not bands:
         yield Problem("engine.bands", "at least one band is needed")
+    for index, band in enumerate(bands):
+        if band.layout == "streaming" and config.engine.kv_memory.spill_dir is None:
+            yield Problem(
+                f"engine.bands[{index}].layout", "streaming keeps parked sequences in files: set kv_memory.spill_dir"
+            )
     for index in range(1, len(bands)):
         below, here = bands[index - 1], bands[index]
         finer = here.kv_dtype != below.kv_dtype and at_least(here.kv_dtype, below.kv_dtype)

@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from headrace.kv.account import KvHolding
+from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype, at_least
 from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -50,7 +51,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
 
 class Start(Struct, frozen=True, tag="start"):
     """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences);
-    ``kv_dtypes`` the precision of each one's KV (beyond the list's end: f16).
+    ``kv_dtypes`` the precision of each one's KV (beyond the list's end: f16), ``layouts`` its layout (contiguous).
 
     ``threads`` None leaves the number to the engine, which then follows what other processes use. ``prefix_cache``
     lets sequences begin with the KV that others have of the same first tokens, within ``prefix_sharing``.
@@ -75,6 +76,7 @@ class Start(Struct, frozen=True, tag="start"):
     spill_dir: str | None = None
     spill_bytes: int = 0
     kv_dtypes: list[KvDtype] = []
+    layouts: list[BandLayout] = []
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -248,13 +250,14 @@ class EngineLoad(Struct, frozen=True):
 
 class BandPlan(Struct, frozen=True):
     """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes at its
-    precision."""
+    precision; how that is laid out."""
 
     max_context_tokens: int
     max_sequences: int
     kv_bytes: int
     created: bool = False
     kv_dtype: KvDtype = "f16"
+    layout: BandLayout = "contiguous"
 
 
 class ModelInfo(Struct, frozen=True):

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype, at_least
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
     """Sequences of up to ``max_context_tokens``, at most ``max_sequences`` of them at once; KV is kept at
-    ``kv_dtype``."""
+    ``kv_dtype`` and laid out as ``layout`` says."""
 
     max_context_tokens: int
     max_sequences: int
     kv_dtype: KvDtype = "f16"
+    layout: BandLayout = "contiguous"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether all sequences take cells from one pool, rather than each from a stream of its own."""
+        return self.layout == "paged"
 
 
 def band_for(tokens: int, bands: Sequence[Band], least: KvDtype | None = None) -> int | None:

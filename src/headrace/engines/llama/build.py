@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from headrace.engines.llama.threads import CpuReader, check_threads
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.errors import ConfigError
+from headrace.kv.band_layout import BandLayout, layout_problem
 from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
 from headrace.kv.layout import CacheType, KvLayout
 from headrace.kv.libllama_memory import ContextShape, stream_bytes
@@ -52,7 +54,12 @@ def build(start: Start) -> Engine:
     trained_tokens = library.api.llama_model_n_ctx_train(weights.handle)
     rest: list[KvDtype] = ["f16"] * len(start.bands)
     dtypes = [*start.kv_dtypes, *rest]
-    wanted = [Band(tokens, many, dtype) for (tokens, many), dtype in zip(start.bands, dtypes, strict=False)]
+    plain: list[BandLayout] = ["contiguous"] * len(start.bands)
+    layouts = [*start.layouts, *plain]
+    wanted = [
+        Band(tokens, many, dtype, how) for (tokens, many), dtype, how in zip(start.bands, dtypes, layouts, strict=False)
+    ]
+    _check_layouts(wanted, layout)
     budget = fit_bands(
         wanted,
         weights.kv_bytes_per_token(),
@@ -113,6 +120,16 @@ def _stream_bytes(layout: KvLayout, tokens: int, dtype: KvDtype) -> int:
         return stream_bytes(layout, tokens, ContextShape(CacheType.named(dtype)))
     except ConfigError as error:
         raise ConfigError(f"this model's KV cannot be kept at {dtype}: {error}", where="engine.bands") from error
+
+
+def _check_layouts(bands: Sequence[Band], model: KvLayout) -> None:
+    """Raises ConfigError when this model's memory cannot be laid out as a band wants it."""
+    for index, band in enumerate(bands):
+        problem = layout_problem(band.layout, model)
+        if problem is not None:
+            raise ConfigError(
+                f"this model's KV cannot be {band.layout}: {problem}", where=f"engine.bands[{index}].layout"
+            )
 
 
 def _check_precisions(core: EngineCore) -> None:

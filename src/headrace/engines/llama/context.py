@@ -15,7 +15,7 @@ from headrace.engines.llama.library import Library
 from headrace.engines.llama.sampling import Logits, logits_at
 from headrace.engines.llama.weights import Weights
 from headrace.errors import EngineError
-from headrace.kv.libllama_memory import MICRO_BATCH_TOKENS
+from headrace.kv.band_layout import micro_batch_tokens
 from headrace.scheduling.bands import Band
 
 PROMPT_OUTPUT_CHUNK_TOKENS = 64
@@ -95,7 +95,8 @@ class Batch:
 
 
 class Context:
-    """A libllama context with ``band.max_sequences`` streams of ``band.max_context_tokens`` cells each."""
+    """A libllama context with ``band.max_sequences`` streams of ``band.max_context_tokens`` cells each, or one pool of
+    as many cells for all of them (a paged band). A pool cannot run out while every stream keeps to its length."""
 
     def __init__(self, library: Library, weights: Weights, band: Band, *, step_tokens: int, threads: int) -> None:
         """Raises EngineError when libllama cannot allocate the memory."""
@@ -106,10 +107,10 @@ class Context:
         params.n_ctx = band.max_context_tokens * band.max_sequences
         params.n_seq_max = band.max_sequences
         params.n_batch = max(step_tokens, band.max_sequences)
-        params.n_ubatch = min(MICRO_BATCH_TOKENS, params.n_batch)
+        params.n_ubatch = min(micro_batch_tokens(band.layout), params.n_batch)
         params.n_threads = threads
         params.n_threads_batch = threads
-        params.kv_unified = False
+        params.kv_unified = band.pooled
         params.type_k = params.type_v = GGML_TYPES[band.kv_dtype]
         if band.kv_dtype != "f16":
             # Quantised V is only read by flash attention. Asked for by name, libllama refuses where it has none,
@@ -196,6 +197,11 @@ class Context:
         """Forget what a stream holds from ``position`` on. False when libllama cannot; the stream then holds something
         undefined and must be cleared."""
         return bool(self._api.llama_memory_seq_rm(self._memory, stream, position, -1))
+
+    def share(self, source: int, target: int, tokens: int) -> None:
+        """Let an empty stream of a pool hold the first ``tokens`` cells of another one: nothing is copied. Only in a
+        paged band."""
+        self._api.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
 
     def begins_at_0(self, stream: int) -> bool:
         """Whether a stream still has its first position. Memory with a sliding window gives cells outside of it to

@@ -118,11 +118,15 @@ class Parking:
         """How many parked states are in files."""
         return 0 if self._spill is None else len(self._spill)
 
-    def park(self, request_id: str, state: ParkedState, rank_s: float = 0.0) -> list[str]:
-        """Keep ``state``. Returns the requests, perhaps this one, whose state had to be dropped for it: their tokens
-        must be computed again. Raises ValueError when ``request_id`` is parked already."""
+    def park(self, request_id: str, state: ParkedState, rank_s: float = 0.0, *, to_disk: bool = False) -> list[str]:
+        """Keep ``state``; ``to_disk``: in a file, and in memory only where files have no room. Returns the requests,
+        perhaps this one, whose state had to be dropped for it: their tokens must be computed again. Raises ValueError
+        when ``request_id`` is parked already."""
         if self.tokens(request_id) is not None:
             raise ValueError(f"{request_id} is parked already")
+        if to_disk and self._spill is not None and self._spill.put(request_id, state):
+            self.spilled += 1
+            return []
         self._states[request_id] = state
         self._ranks[request_id] = rank_s
         self._bytes += len(state.data)

@@ -86,6 +86,9 @@ class Placer:
         if owner is not None:
             residents.account(residents.running[owner])
         source, held = residents.context(holder.band), residents.reuse.tokens(holder)
+        if holder.band == slot.band and residents.bands[slot.band].pooled:
+            source.share(holder.stream, slot.stream, held)
+            return True
         try:
             data = source.save_stream(holder.stream, reuse=True)
         except EngineError:

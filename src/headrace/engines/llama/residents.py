@@ -157,7 +157,9 @@ class Residents:
                 sequence.state.computed_tokens = 0
             else:
                 parked = self.parked_state(slot, data, sequence.state.computed_tokens)
-                dropped = self.parking.park(sequence.request_id, parked, sequence.state.rank_s or 0.0)
+                to_disk = self.bands[slot.band].layout == "streaming"
+                rank_s = sequence.state.rank_s or 0.0
+                dropped = self.parking.park(sequence.request_id, parked, rank_s, to_disk=to_disk)
         self._leave_stream(sequence)
         del self.running[sequence.request_id]
         self._wait(sequence, rates, resumed=True)
@@ -175,7 +177,9 @@ class Residents:
     def parked_state(self, slot: Slot, data: bytearray | memoryview, tokens: int) -> ParkedState:
         """The bytes that libllama wrote of the ``tokens`` tokens in ``slot``, with what is needed to read them."""
         band = self.bands[slot.band]
-        return ParkedState(data, slot.stream, band.max_sequences, tokens, band.kv_dtype, self.reuse.precision(slot))
+        # A pool is one stream to libllama, whoever's cells are taken out of it.
+        stream, streams = (0, 1) if band.pooled else (slot.stream, band.max_sequences)
+        return ParkedState(data, stream, streams, tokens, band.kv_dtype, self.reuse.precision(slot))
 
     def load_state(self, band: int, stream: int, state: ParkedState) -> bool:
         """Fill an empty stream, converted where the band keeps KV at another precision. False when the state does not
@@ -183,16 +187,14 @@ class Residents:
         context, shape = self.context(band), self.bands[band]
         if state.tokens > shape.max_context_tokens:
             return False
-        if state.dtype == shape.kv_dtype:
-            data = state.for_context(shape.max_sequences)
-        else:
-            data = self._converted(state, shape)
+        same = state.dtype == shape.kv_dtype
+        data = state.for_context(_streams(shape)) if same else self._converted(state, shape)
         return data is not None and context.load_stream(stream, data)
 
     def _converted(self, state: ParkedState, shape: Band) -> bytearray | memoryview | None:
         started_s = self._clock()
         source, target = self.formats.of(state.dtype), self.formats.of(shape.kv_dtype)
-        data = state.converted_for(shape.max_sequences, source, target)
+        data = state.converted_for(_streams(shape), source, target)
         if data is None:
             self.reuse.can_convert = False  # this model's memory has another shape: it is not tried again
             return None
@@ -252,6 +254,7 @@ class Residents:
                 self._budget.band_bytes(index),
                 existing is not None,
                 band.kv_dtype,
+                band.layout,
             )
             for index, (band, existing) in enumerate(zip(self.bands, self.contexts, strict=True))
         ]
@@ -305,3 +308,8 @@ class Residents:
             if context is not None:
                 context.close()
         self.parking.close()
+
+
+def _streams(band: Band) -> int:
+    """How many streams libllama has in a band's context."""
+    return 1 if band.pooled else band.max_sequences
