@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -62,6 +64,30 @@ class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
         if not 1 <= self.expert_imbalance < 1e6:
             raise ConfigError(f"expert_imbalance is 1 or more, not {self.expert_imbalance}", where=where)
         return self
+
+
+@cache
+def efficiencies() -> dict[str, Efficiency]:
+    """The calibrations that come with headrace, by name."""
+    folder = files("headrace.simulate.hardware") / "efficiency_data"
+    return {
+        entry.name.removesuffix(".json"): msgspec.json.decode(entry.read_bytes(), type=Efficiency).checked(entry.name)
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".json")
+    }
+
+
+def efficiency_named(name: str) -> Efficiency:
+    """``default``, a calibration that comes with headrace, or the one in a file (ending in ``.json``). Raises
+    ConfigError."""
+    if name == "default":
+        return Efficiency()
+    if name.endswith(".json"):
+        return efficiency_from(Path(name))
+    known = efficiencies()
+    if name not in known:
+        raise ConfigError(f"{name[:64]!r} is no known calibration; known: default, {', '.join(known)}")
+    return known[name]
 
 
 def efficiency_from(path: Path) -> Efficiency:

@@ -163,9 +163,7 @@ def _indexer(fields: Fields, layers: int, hidden: int) -> tuple[Matrix, ...]:
     )
 
 
-def _feed_forward(
-    fields: Fields, kind: str, layers: int, hidden: int
-) -> tuple[tuple[Matrix, ...], Experts | None]:
+def _feed_forward(fields: Fields, kind: str, layers: int, hidden: int) -> tuple[tuple[Matrix, ...], Experts | None]:
     count = next(
         (fields.whole(key) for key in ("n_routed_experts", "num_experts", "num_local_experts") if fields.has(key)), 0
     )

@@ -9,6 +9,8 @@ waves of kernels.
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from headrace.errors import ConfigError
@@ -16,6 +18,7 @@ from headrace.plan.architectures import Architecture
 from headrace.plan.config_layout import describe_fields
 from headrace.simulate.hardware.attention import Attended, attended_of
 from headrace.simulate.hardware.efficiency import Efficiency
+from headrace.simulate.hardware.kernels import Kernels
 from headrace.simulate.hardware.links import all_reduce_s, all_to_all_s
 from headrace.simulate.hardware.matrices import Experts, Matrix, matrices_of
 from headrace.simulate.hardware.precision import ACTIVATION_BYTES, WEIGHT_BYTES, Precision, WeightType, arithmetic
@@ -38,7 +41,7 @@ class Parallel(Struct, frozen=True):
 class Roofline:
     """``scheduling.step.StepTimes`` of one replica: ``architecture`` on ``parallel.ranks`` of ``hardware``.
 
-    ``source`` says what it was made of. Raises ModelError for an architecture whose arithmetic is not known,
+    ``kernels``: measured ones, used where they reach. ``source`` says what it was made of. Raises ModelError for an architecture whose arithmetic is not known,
     ConfigError for a parallelism that it does not divide into, or more ranks than a node has.
     """
 
@@ -50,6 +53,7 @@ class Roofline:
         parallel: Parallel = Parallel(),
         precision: Precision = Precision(),
         efficiency: Efficiency = Efficiency(),
+        kernels: Kernels | None = None,
     ) -> None:
         where = f"{architecture.name} on {hardware.name}"
         described = describe_fields(
@@ -72,6 +76,10 @@ class Roofline:
             f"roofline of {architecture.name} ({precision.weights}) on {parallel.ranks} x {hardware.label}, "
             f"calibration: {efficiency.source}"
         )
+        self._kernels = kernels
+        self._heads_measured = None if kernels is None else _plain_heads(architecture, self.attended, parallel.tensor)
+        if kernels is not None:
+            self.source += f", {kernels.source}"
         self._memory_bytes_per_s = hardware.memory_bytes_per_s * efficiency.memory
         self._attention_flops_per_s = hardware.flops_per_s["f16"] * efficiency.compute
         self._rows_s: dict[int, float] = {}
@@ -86,9 +94,7 @@ class Roofline:
 
     def pass_s(self, work: Work) -> float:
         """One forward pass."""
-        return self._pass_s(
-            work.rows, work.sampled, work.sequences, work.decodes, work.context_tokens, work.chunks
-        )
+        return self._pass_s(work.rows, work.sampled, work.sequences, work.decodes, work.context_tokens, work.chunks)
 
     def move_s(self, tokens: int, band: int) -> float:
         """Copying a sequence's KV within the memory: read and written."""
@@ -144,6 +150,10 @@ class Roofline:
 
     def _decode_s(self, decodes: int, context_tokens: int) -> float:
         mean = context_tokens / decodes + 1
+        if self._kernels is not None and self._heads_measured is not None:
+            measured_s = self._kernels.decode_attention_s(*self._heads_measured, self.precision.kv, decodes, mean)
+            if measured_s is not None:
+                return self._layers * measured_s
         total_s = 0.0
         for term in self.attended:
             attended = decodes * term.rows(mean)
@@ -151,6 +161,11 @@ class Roofline:
         return total_s
 
     def _chunk_s(self, chunk: Chunk) -> float:
+        if self._kernels is not None and self._heads_measured is not None:
+            alike = math.sqrt(2 * chunk.pairs)  # a prompt from its beginning with as many pairs
+            measured_s = self._kernels.prompt_attention_s(*self._heads_measured, self.precision.kv, alike)
+            if measured_s is not None:
+                return self._layers * measured_s
         total_s = 0.0
         for term in self.attended:
             flops = term.pairs(chunk.done, chunk.tokens) * term.prefill_flops
@@ -179,6 +194,12 @@ class Roofline:
 
     def _matrix_s(self, matrix: Matrix, rows: int) -> float:
         parts = 1 if matrix.replicated else self.parallel.tensor
+        if self._kernels is not None:
+            outputs = matrix.outputs if _divided_inputs(matrix) else matrix.outputs // parts
+            inputs = matrix.inputs // parts if _divided_inputs(matrix) else matrix.inputs
+            measured_s = self._kernels.matrix_s(self._stored(matrix), rows, inputs, outputs)
+            if measured_s is not None:
+                return measured_s
         return self._product_s(
             2.0 * rows * matrix.weights / parts,
             matrix.weights * self._bytes_of(matrix) / parts,
@@ -214,7 +235,10 @@ class Roofline:
     def _collectives_s(self, share: int) -> float:
         parallel, hardware, efficiency = self.parallel, self.hardware, self.efficiency
         message_bytes = share * self._hidden * ACTIVATION_BYTES
-        total_s = 2 * self._layers * all_reduce_s(hardware, efficiency, message_bytes, parallel.tensor)
+        sum_s = None if self._kernels is None else self._kernels.all_reduce_s(message_bytes, parallel.tensor)
+        if sum_s is None:
+            sum_s = all_reduce_s(hardware, efficiency, message_bytes, parallel.tensor)
+        total_s = 2 * self._layers * sum_s
         experts = self.matrices.experts
         if parallel.expert and parallel.data > 1 and experts is not None:
             sent_bytes = message_bytes * experts.chosen
@@ -227,3 +251,19 @@ class Roofline:
 
     def _bytes_of(self, matrix: Matrix) -> float:
         return WEIGHT_BYTES[self._stored(matrix)]
+
+
+def _divided_inputs(matrix: Matrix) -> bool:
+    """Whether ranks share its inputs (what comes out of heads and inner widths) instead of its outputs."""
+    return matrix.name in ("attention output", "down")
+
+
+def _plain_heads(
+    architecture: Architecture, attended: tuple[Attended, ...], tensor: int
+) -> tuple[int, int, int] | None:
+    """Heads, KV heads and their width on each rank, where all layers attend to all tokens alike; else None."""
+    if len(attended) != 1 or attended[0].most != math.inf or "kv_lora_rank" in architecture.config:
+        return None
+    term = attended[0]
+    head = round(term.decode_flops / 4 / term.heads)
+    return term.heads // tensor, max(1, term.row_parts // tensor), head

@@ -1,0 +1,240 @@
+"""``headrace calibrate``: measure step times, for the simulator.
+
+Exit codes: 0 done, 1 it could not be measured or written (one line on stderr), 2 the command line is wrong,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.bench_streams import StreamGroup, open_console, printing, say
+from headrace.cli.bench_values import POSITIVE_S, TEXT
+from headrace.cli.plan_values import SEQUENCES, TOKENS
+
+if TYPE_CHECKING:
+    from headrace.simulate.calibrate.fit import Fitted
+    from headrace.simulate.calibrated import Calibration
+
+
+@click.group(cls=StreamGroup)
+def calibrate() -> None:
+    """Measure how long steps take, for the simulator.
+
+    The result is a profile file: time of a pass by its rows, what context and prompts add, what passes beside it.
+    Stop other work on the machine first: what disturbs the measurement is in its result.
+    """
+
+
+@calibrate.command()
+@click.option("--config", "config_path", metavar="FILE", help="Configuration file (default: ./headrace.yaml if there).")
+@click.option(
+    "--model", metavar="NAME|PATH.gguf", help="Model to measure: a name from 'headrace model list' or a GGUF."
+)
+@click.option(
+    "--most-time", "most_s", type=POSITIVE_S, default=120.0, show_default=True, metavar="S", help="Stop measuring then."
+)
+@click.option("--repeats", type=click.IntRange(3, 100), default=9, show_default=True, help="Passes of each kind.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path("calibration.json"), show_default=True, metavar="FILE"
+)
+def engine(config_path: str | None, model: str | None, most_s: float, repeats: int, output: Path) -> None:
+    """Measure the embedded engine with the bands, threads and model of a configuration.
+
+    The engine runs in this process, as in 'headrace serve', and computes chosen work: decodes in batches of every
+    size over short and long contexts, prompt chunks of every size. No server is started.
+    """
+    import msgspec
+
+    from headrace.cli.serve import ServeOptions, start_message
+    from headrace.engines.llama.build import build
+    from headrace.models import store
+    from headrace.simulate.calibrate.engine import measure_engine
+    from headrace.simulate.calibrate.fit import fit
+
+    options = ServeOptions(config_path, model, None, None, None)
+    config = options.load().config
+    path = store.resolve(config.model.source)
+    start = msgspec.structs.replace(
+        start_message(config, path, config.model.source), prefix_cache=False, spill_dir=None
+    )
+    say(f"loading {path.name}")
+    built = build(start)
+    try:
+        measured = measure_engine(
+            built.core, vocab_size=built.ready.model.vocab_size, most_s=most_s, repeats=repeats, progress=say
+        )
+    finally:
+        built.core.abort_all()
+        built.core.close()
+    decodes, prompts = fit(measured.decodes), fit(measured.prompts)
+    threads = built.core.threads
+    calibration = _calibration(
+        decodes,
+        prompts,
+        source=f"headrace calibrate engine, {threads} {'thread' if threads == 1 else 'threads'}",
+        model=built.ready.model.name,
+        machine=_machine(built.ready.processor),
+        layout="libllama",
+        overhead_s=measured.overhead_s,
+        copy_s_per_token=measured.copy_s_per_token,
+        bands=[(band.max_context_tokens, band.max_sequences) for band in built.core.residents.bands],
+    )
+    _finish(output, calibration)
+
+
+@calibrate.command()
+@click.option("--target", required=True, metavar="URL", help="Server, e.g. http://127.0.0.1:8000.")
+@click.option("--model", required=True, type=TEXT, metavar="NAME", help="Model name that requests carry.")
+@click.option("--context", type=TOKENS, default=4096, show_default=True, metavar="TOKENS", help="Longest sequence.")
+@click.option("--together", type=SEQUENCES, default=16, show_default=True, help="Most requests at once.")
+@click.option(
+    "--point-time",
+    "point_s",
+    type=POSITIVE_S,
+    default=3.0,
+    show_default=True,
+    metavar="S",
+    help="For each combination.",
+)
+@click.option("--api-key-env", metavar="VARIABLE", help="Variable with the API key [OPENAI_API_KEY if set].")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path("calibration.json"), show_default=True, metavar="FILE"
+)
+def server(
+    target: str, model: str, context: int, together: int, point_s: float, api_key_env: str | None, output: Path
+) -> None:
+    """Measure an OpenAI-compatible server from outside, with requests.
+
+    Prompts of growing length one at a time, then answers at 1, 2, 4... requests at once. The server should have
+    nothing else to do. Needs the packages of headrace[bench].
+    """
+    from headrace.bench.drive.runner import RunSettings
+    from headrace.bench.outputs import check_packages
+    from headrace.simulate.calibrate.server import measure_server, plan_for
+    from headrace.simulate.calibrated import Calibration
+
+    check_packages()
+    settings = RunSettings(target=target, model=model, api_key_env=api_key_env)
+    plan = plan_for(context, together, point_s)
+    measured = measure_server(settings, plan, os.environ, seed=secrets.randbelow(1 << 31), progress=say)
+    errors = sorted([abs(error) for error in (*measured.errors, *measured.decodes.errors)])
+    _finish(
+        output,
+        Calibration(
+            format="headrace-step-times-1",
+            source=f"headrace calibrate server, {measured.requests} requests to {target}",
+            date=f"{datetime.now(UTC):%Y-%m-%d}",
+            model=model,
+            machine="not known: measured from outside",
+            decode_ms=[(rows, round(taken * 1e3, 6)) for rows, taken in measured.decodes.curve],
+            prompt_ms=[(rows, round(taken, 6)) for rows, taken in measured.prompt_ms],
+            context_s=measured.decodes.reach_s,
+            pair_s=measured.pair_s,
+            layout="fused",
+            edge_s=measured.edge_s,
+            passes=len(errors),
+            error_median=_at(errors, 0.5),
+            error_p90=_at(errors, 0.9),
+        ),
+    )
+
+
+@calibrate.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def show(file: Path, as_json: bool) -> None:
+    """Show a profile file: what it was measured on, and its curves."""
+    import msgspec
+
+    from headrace.simulate.calibrated import read_calibration
+
+    calibration = read_calibration(file)
+    with printing():
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(calibration), indent=1).decode())
+        else:
+            _print(calibration)
+
+
+def _calibration(
+    decodes: Fitted,
+    prompts: Fitted,
+    *,
+    source: str,
+    model: str,
+    machine: str,
+    layout: str,
+    overhead_s: float,
+    copy_s_per_token: float,
+    bands: list[tuple[int, int]],
+) -> Calibration:
+    from headrace.simulate.calibrate.fit import spread
+    from headrace.simulate.calibrated import Calibration
+
+    errors = sorted([abs(error) for error in (*decodes.errors, *prompts.errors)])
+    return Calibration(
+        format="headrace-step-times-1",
+        source=source,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        model=model,
+        machine=machine,
+        decode_ms=[(rows, round(taken * 1e3, 6)) for rows, taken in decodes.curve],
+        prompt_ms=[(rows, round(taken * 1e3, 6)) for rows, taken in prompts.curve],
+        context_s=decodes.reach_s,
+        pair_s=prompts.reach_s,
+        layout="libllama" if layout == "libllama" else "fused",
+        copy_s_per_token=copy_s_per_token,
+        overhead_s=overhead_s,
+        noise=statistics.mean([spread(decodes.errors), spread(prompts.errors)]),
+        passes=len(errors),
+        error_median=_at(errors, 0.5),
+        error_p90=_at(errors, 0.9),
+        bands=bands,
+    )
+
+
+def _finish(output: Path, calibration: Calibration) -> None:
+    from headrace.simulate.calibrated import write_calibration
+
+    write_calibration(output, calibration)
+    with printing():
+        _print(calibration)
+        click.echo(f"\nwritten: {output}")
+
+
+def _print(calibration: Calibration) -> None:
+    from rich.table import Table
+
+    console = open_console()
+    click.echo(f"{calibration.model}: {calibration.source}, {calibration.date}")
+    click.echo(f"machine: {calibration.machine}")
+    for title, points in (("decodes", calibration.decode_ms), ("prompts", calibration.prompt_ms)):
+        table = Table("rows", "ms", "rows/s", title=title, box=None, pad_edge=False)
+        for rows, taken in points:
+            table.add_row(str(rows), f"{taken:.3f}", f"{rows / taken * 1e3:,.0f}" if taken else "")
+        console.print(table)
+    click.echo(
+        f"each token of context {calibration.context_s * 1e6:.4f} us, each pair {calibration.pair_s * 1e9:.4f} ns, "
+        f"beside each step {calibration.overhead_s * 1e3:.3f} ms, beside each request {calibration.edge_s * 1e3:.3f} ms"
+    )
+    click.echo(
+        f"{calibration.passes} passes measured; off by {calibration.error_median:.1%} (median), "
+        f"{calibration.error_p90:.1%} (p90)"
+    )
+
+
+def _machine(processor: str) -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, {processor}"
+
+
+def _at(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
