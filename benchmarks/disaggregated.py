@@ -2,8 +2,8 @@
 
 Its rules are those of the simulator that the result comes from: all waiting prompts share a pass, first come first
 served; all running answers share a step; a pipeline of n stages takes 1/n of a pass in each stage and ``STAGE_S`` x n
-more in prompts' stages; 2 ms and 0.1 us per token of context pass in the first stage beside the pass (messages). Moving KV from
-one side to the other takes no time.
+more in prompts' stages; 2 ms and 0.1 us per token of context (messages) pass in the first stage beside the pass.
+Moving KV from one side to the other takes no time.
 """
 
 from __future__ import annotations

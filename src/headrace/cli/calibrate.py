@@ -19,10 +19,18 @@ import click
 from headrace.cli.bench_streams import StreamGroup, open_console, printing, say
 from headrace.cli.bench_values import POSITIVE_S, TEXT
 from headrace.cli.plan_values import SEQUENCES, TOKENS
+from headrace.simulate.hardware.times_forms import TIMES_FORMS
 
 if TYPE_CHECKING:
     from headrace.simulate.calibrate.fit import Fitted
     from headrace.simulate.calibrated import Calibration
+
+
+_SHOWN_DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SHOWN_PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_FORMS = "\b\nStep times:\n{forms}".format(
+    forms="\n".join(f"  {form.signature}\n      {form.meaning}\n      {form.example}" for form in TIMES_FORMS)
+)
 
 
 @click.group(cls=StreamGroup)
@@ -148,21 +156,72 @@ def server(
     )
 
 
-@calibrate.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@calibrate.command(epilog=_FORMS)
+@click.argument("times")
+@click.option("--context", type=TOKENS, default=1024, show_default=True, metavar="TOKENS", help="Of each decode.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def show(file: Path, as_json: bool) -> None:
-    """Show a profile file: what it was measured on, and its curves."""
+def show(times: str, context: int, as_json: bool) -> None:
+    """Show step times: of a profile file, of a roofline, of a table of measurements.
+
+    TIMES is a file that 'headrace calibrate' wrote, or one of the forms below. Decodes are shown by batch, prompts by
+    length.
+    """
     import msgspec
 
-    from headrace.simulate.calibrated import read_calibration
+    from headrace.simulate.hardware.open_times import open_times
+    from headrace.simulate.hardware.work import Chunk, Work
 
-    calibration = read_calibration(file)
+    opened = open_times(times)
+    decodes = [(count, opened.pass_s(Work(count, count * context))) for count in _SHOWN_DECODES]
+    prompts = [(tokens, opened.pass_s(Work(chunks=(Chunk(0, tokens),)))) for tokens in _SHOWN_PROMPTS]
     with printing():
         if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode(calibration), indent=1).decode())
-        else:
-            _print(calibration)
+            document = {"source": opened.source, "context_tokens": context, "decode_s": decodes, "prompt_s": prompts}
+            click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+            return
+        click.echo(opened.source)
+        _print_table(f"decodes, {context} tokens of context each", "sequences", decodes)
+        _print_table("prompts", "tokens", prompts)
+
+
+@calibrate.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def hardware(as_json: bool) -> None:
+    """Hardware that is known by name, with the origin of its figures."""
+    import msgspec
+    from rich.table import Table
+
+    from headrace.simulate.hardware.efficiency import efficiencies
+    from headrace.simulate.hardware.profiles import hardware as profiles
+
+    with printing():
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(list(profiles().values())), indent=1).decode())
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("name", "TFLOP/s f16", "fp8", "fp4", "GB/s", "GiB", "link GB/s", "source"):
+            table.add_column(heading)
+        for item in profiles().values():
+            rates = [item.flops_per_s.get(kind) for kind in ("f16", "fp8", "fp4")]
+            table.add_row(
+                item.name,
+                *[f"{rate / 1e12:.0f}" if rate else "-" for rate in rates],
+                f"{item.memory_bytes_per_s / 1e9:.0f}",
+                f"{item.memory_bytes / (1 << 30):.0f}",
+                f"{item.link_bytes_per_s / 1e9:.0f}",
+                f"{item.source}, {item.date}",
+            )
+        open_console().print(table)
+        click.echo(f"\ncalibrations: default, {', '.join(efficiencies())}")
+
+
+def _print_table(title: str, unit: str, points: list[tuple[int, float]]) -> None:
+    from rich.table import Table
+
+    table = Table(unit, "ms", "tokens/s", title=title, box=None, pad_edge=False)
+    for count, taken_s in points:
+        table.add_row(str(count), f"{taken_s * 1e3:.3f}", f"{count / taken_s:,.0f}" if taken_s else "")
+    open_console().print(table)
 
 
 def _calibration(

@@ -7,6 +7,7 @@ as in ``scheduling.cost``, with one curve for decodes (a token is sampled for ev
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
 
@@ -58,7 +59,7 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
                 return f"{name} has no points"
             if any(rows < 1 or not 0 <= taken < 1e9 for rows, taken in points):
                 return f"{name} needs rows of 1 and more, and times of 0 and more"
-            if any(high[0] <= low[0] for low, high in zip(points, points[1:], strict=False)):
+            if any(high[0] <= low[0] for low, high in pairwise(points)):
                 return f"the rows of {name} do not rise"
         for name in ("context_s", "pair_s", "copy_s_per_token", "overhead_s", "edge_s", "noise"):
             if not 0 <= getattr(self, name) < 1e6:

@@ -35,8 +35,11 @@ class _Watched(CostModel):
         self._note = note
 
     def learn(self, calls: Sequence[Call], took_s: float) -> None:
-        if len(calls) == 1:
-            self._note(calls[0], took_s)
+        """Also what is computed one after the other, as a whole: with one thread small batches may be."""
+        rows, context, pairs = (
+            sum(values) for values in zip(*[(c.rows, c.context_tokens, c.pairs) for c in calls], strict=True)
+        )
+        self._note(Call(rows, context, pairs), took_s)
 
 
 @dataclass
@@ -205,9 +208,12 @@ class _Session:
         failed = [one.error for one in output.outputs if one.finish == "error"]
         if failed:
             raise EngineError(f"the calibration failed: {failed[0]}")
-        if len(self._seen) != 1:
+        if not self._seen:
             return None, 0.0
-        call, took_s = self._seen[0]
+        call = Call(
+            *[sum(values) for values in zip(*[(c.rows, c.context_tokens, c.pairs) for c, _ in self._seen], strict=True)]
+        )
+        took_s = sum([taken_s for _, taken_s in self._seen])
         self._besides_s.append(max(0.0, step_s - took_s))
         return call, took_s
 
@@ -221,3 +227,11 @@ class _Session:
 
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
+
+
+def _together(calls: Sequence[Call]) -> Call:
+    return Call(
+        sum([call.rows for call in calls]),
+        sum([call.context_tokens for call in calls]),
+        sum([call.pairs for call in calls]),
+    )

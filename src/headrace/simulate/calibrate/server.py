@@ -22,6 +22,7 @@ from headrace.bench.records import RequestRecord
 from headrace.bench.session import RequestOptions, ask_scale, prepare, run_load
 from headrace.errors import ConfigError
 from headrace.scheduling.cost import prefill_pairs
+from headrace.scheduling.step import StepTimes
 from headrace.simulate.calibrate.fit import Fitted, MeasuredPass, fit
 
 _ANSWER_TOKENS = 48
@@ -148,4 +149,30 @@ def _with_prompts(decodes: Fitted, prompts: Sequence[MeasuredPass], answered: in
         fixed_s - single_s,
         errors,
         answered,
+    )
+
+
+def measure_edge(
+    settings: RunSettings,
+    environment: Mapping[str, str],
+    times: StepTimes,
+    overhead_s: float,
+    *,
+    seed: int,
+    prompt_tokens: int = 64,
+    point_s: float = 3.0,
+) -> float:
+    """What passes between a client and the engine's steps, there and back: the median time to the first token of
+    single requests to an idle server, less what its engine takes for them. Raises ConfigError."""
+    options = RequestOptions(ignore_eos=True, salt=seed)
+    scale = ask_scale(settings, options.endpoint, environment)
+    every = TrafficClass(input_length=str(prompt_tokens), output_length="2")
+    workload = Workload(arrivals="closed(1)", classes={"all": every}, duration_s=point_s)
+    load = prepare(LoadedWorkload(workload, "edge", Path()), options, scale, model=settings.model, seed=seed)
+    passes = _prompts([record for record in run_load(load, settings, environment).records if record.outcome == "ok"])
+    if not passes:
+        raise ConfigError("the server answered none of the requests that measure the way to it")
+    return max(
+        0.0,
+        statistics.median([one.took_s - times.call_s(one.rows, 0, one.reach) - overhead_s for one in passes]),
     )

@@ -17,7 +17,6 @@ from headrace.kv.layout import Cache, CacheType, KvLayout
 from headrace.plan.fields import Fields
 from headrace.simulate.hardware.matrices import head_entries
 
-
 _SEARCHED_RATIO: Final = 4
 """DeepSeek-V4's indexer searches groups of 4; groups of 128 are attended to all."""
 

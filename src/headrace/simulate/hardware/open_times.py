@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Protocol, get_args
 
-from msgspec import Struct
-
 from headrace.bench.load.distribution_text import Call, parse_call
 from headrace.errors import ConfigError
 from headrace.plan.architectures import architecture_named
@@ -22,6 +20,7 @@ from headrace.simulate.hardware.layer_profile import LayerProfile
 from headrace.simulate.hardware.precision import Precision, WeightType
 from headrace.simulate.hardware.profiles import hardware_named
 from headrace.simulate.hardware.roofline import Parallel, Roofline
+from headrace.simulate.hardware.times_forms import TIMES_FORMS
 from headrace.simulate.hardware.work import Work
 
 
@@ -41,38 +40,6 @@ class PassTimes(Protocol):
         """Copying the KV of one sequence."""
 
 
-class TimesForm(Struct, frozen=True):
-    """One form: its signature, what it is, and an example."""
-
-    signature: str
-    meaning: str
-    example: str
-
-
-TIMES_FORMS: Final = (
-    TimesForm("FILE.json", "what headrace calibrate wrote", "calibration.json"),
-    TimesForm(
-        "roofline(HARDWARE, MODEL, tensor=1, data=1, experts=whole|shared, weights=f16, expert_weights=, kv=bf16, "
-        "index=, calibration=default, kernels=FOLDER)",
-        "from data sheets; kernels: Parquet tables of measured ones",
-        "roofline(h100, llama-3.1-70b, tensor=4, weights=fp8)",
-    ),
-    TimesForm(
-        "layers(FOLDER, count, step_ms=0)",
-        "kernels of each layer, as LLMServingSim profiles them, for so many layers",
-        "layers(profiles/tp1, 32)",
-    ),
-    TimesForm(
-        "batches(FILE, MODEL, HARDWARE, tensor=1)",
-        "prompts and tokens by batch, as in splitwise-sim's perf_model.csv",
-        "batches(perf_model.csv, llama2-70b, a100-80gb, tensor=8)",
-    ),
-    TimesForm(
-        "lines(FILE, MODEL, tensor=1)",
-        "fitted coefficients, as in DistServe's profiles",
-        "lines(profiler-a100-80g.json, facebook/opt-13b, tensor=2)",
-    ),
-)
 _EXAMPLE: Final = "roofline(h100, llama-3.1-70b, tensor=4)"
 
 

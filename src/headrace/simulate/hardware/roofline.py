@@ -10,6 +10,7 @@ waves of kernels.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from msgspec import Struct
 
@@ -38,11 +39,17 @@ class Parallel(Struct, frozen=True):
         return self.tensor * self.data
 
 
+_ONE_RANK: Final = Parallel()
+_PLAIN: Final = Precision()
+_DEFAULT: Final = Efficiency()
+
+
 class Roofline:
     """``scheduling.step.StepTimes`` of one replica: ``architecture`` on ``parallel.ranks`` of ``hardware``.
 
-    ``kernels``: measured ones, used where they reach. ``source`` says what it was made of. Raises ModelError for an architecture whose arithmetic is not known,
-    ConfigError for a parallelism that it does not divide into, or more ranks than a node has.
+    ``kernels``: measured ones, used where they reach. ``source`` says what it was made of. Raises ModelError for an
+    architecture whose arithmetic is not known, ConfigError for a parallelism that it does not divide into, or more
+    ranks than a node has.
     """
 
     def __init__(
@@ -50,9 +57,9 @@ class Roofline:
         hardware: Hardware,
         architecture: Architecture,
         *,
-        parallel: Parallel = Parallel(),
-        precision: Precision = Precision(),
-        efficiency: Efficiency = Efficiency(),
+        parallel: Parallel = _ONE_RANK,
+        precision: Precision = _PLAIN,
+        efficiency: Efficiency = _DEFAULT,
         kernels: Kernels | None = None,
     ) -> None:
         where = f"{architecture.name} on {hardware.name}"
