@@ -75,8 +75,7 @@ def headrace(*arguments: str, statuses: Sequence[int] = (0,)) -> None:
         raise SystemExit(f"headrace {' '.join(arguments)} ended with {done.returncode}")
 
 
-def simulate(
-    records: Sequence[RequestRecord], config: Config, calibration: Calibration, *) -> dict[int, VirtualRecord]:
+def simulate(records: Sequence[RequestRecord], config: Config, calibration: Calibration) -> dict[int, VirtualRecord]:
     """The same requests on the virtual clock; half of the way around comes before the engine, half after it."""
     simulation = Simulation(seed=1)
     shape = EngineShape(
