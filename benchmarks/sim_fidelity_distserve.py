@@ -15,6 +15,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,16 @@ CONTEXT_TOKENS = 2048
 Lengths = Sequence[tuple[int, int]]
 Placement = tuple[int, int, int, int]
 """Tensor parallelism and stages of prompts, then of answers."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One placement, and its best rates per accelerator: at the published steps, and finely."""
+
+    placement: Placement
+    accelerators: int
+    coarse: list[float]
+    fine: list[float]
 
 
 def read_lengths(data: Path) -> list[tuple[int, int]]:
@@ -114,7 +125,7 @@ def main() -> None:
     lengths = read_lengths(options.data)
     if options.means:
         lengths = (tilted if options.match == "tilt" else scaled)(lengths, *options.means)
-    data, rows = [], []
+    found = []
     for placement in itertools.product((1, 2, 4), (1, 2), (1, 2, 4), (1, 2)):
         prompt_ranks, prompt_stages, answer_ranks, answer_stages = placement
         if prompt_ranks * prompt_stages + answer_ranks * answer_stages > ACCELERATORS:
@@ -125,45 +136,35 @@ def main() -> None:
             [best_rate(lengths, prompts, answers, seed, within) for seed in range(options.seeds)]
             for within in (0.25, 0.01)
         )
-        data.append(
-            {
-                "placement": placement,
-                "accelerators": prompts.accelerators + answers.accelerators,
-                "coarse_median": statistics.median(coarse),
-                "coarse": coarse,
-                "fine_median": statistics.median(fine),
-                "fine_mean": statistics.mean(fine),
-                "fine": fine,
-            }
-        )
-    data.sort(key=lambda item: -float(item["fine_mean"]))  # type: ignore[arg-type]
-    for item in data:
-        fine = item["fine"]
-        rows.append(
-            [
-                "TP{} x {}, TP{} x {}".format(*item["placement"]),  # type: ignore[misc]
-                str(item["accelerators"]),
-                f"{item['coarse_median']:.2f}",
-                f"{item['fine_mean']:.2f} ({min(fine):.2f} to {max(fine):.2f})",  # type: ignore[call-overload]
-                "published: 1.56" if item["placement"] == PUBLISHED_PLACEMENT else "",
-            ]
-        )
-    best = data[0]
+        found.append(Placed(placement, prompts.accelerators + answers.accelerators, coarse, fine))
+    found.sort(key=lambda one: -statistics.mean(one.fine))
+    best = found[0]
+    coarse_rate, rate = statistics.median(best.coarse), statistics.mean(best.fine)
+    means = "" if options.means is None else f" --means {options.means[0]} {options.means[1]} --match {options.match}"
     report(
         "sim_fidelity_distserve",
-        f"python -m benchmarks.sim_fidelity_distserve --data {options.data} --seeds {options.seeds}",
+        f"python -m benchmarks.sim_fidelity_distserve --data {options.data} --seeds {options.seeds}{means}",
         ["prompts, answers", "accelerators", "req/s each, steps of 0.25", "mean req/s each, to 0.01 (range)", ""],
-        rows,
+        [
+            [
+                "TP{} x {}, TP{} x {}".format(*one.placement),
+                str(one.accelerators),
+                f"{statistics.median(one.coarse):.2f}",
+                f"{statistics.mean(one.fine):.2f} ({min(one.fine):.2f} to {max(one.fine):.2f})",
+                "published: 1.56" if one.placement == PUBLISHED_PLACEMENT else "",
+            ]
+            for one in found
+        ],
         {
-            "best_placement": best["placement"],
-            "same_placement": best["placement"] == PUBLISHED_PLACEMENT,
-            "rate_at_published_steps": best["coarse_median"],
-            "error_at_published_steps": best["coarse_median"] / PUBLISHED_RATE - 1,  # type: ignore[operator]
-            "rate": best["fine_mean"],
-            "error": best["fine_mean"] / PUBLISHED_RATE - 1,  # type: ignore[operator]
+            "best_placement": best.placement,
+            "same_placement": best.placement == PUBLISHED_PLACEMENT,
+            "rate_at_published_steps": coarse_rate,
+            "error_at_published_steps": coarse_rate / PUBLISHED_RATE - 1,
+            "rate": rate,
+            "error": rate / PUBLISHED_RATE - 1,
             "mean_prompt_tokens": statistics.mean([prompt for prompt, _ in lengths]),
             "mean_output_tokens": statistics.mean([output for _, output in lengths]),
-            "placements": data,
+            "placements": [{"placement": one.placement, "coarse": one.coarse, "fine": one.fine} for one in found],
         },
     )
 

@@ -187,10 +187,11 @@ class _Session:
         return name
 
     def _fill(self, names: Sequence[str], depth: int, prompts: list[MeasuredPass]) -> None:
-        """Compute their prompts, and keep what the passes took."""
+        """Compute their prompts, and keep what the passes over whole chunks took."""
         while any(not self._filled(name, depth) for name in names):
             call, took_s = self._step()
-            if call is not None and call.pairs:
+            # Only whole chunks: the odd rest of a prompt comes too seldom to be a point of the curve.
+            if call is not None and call.pairs and call.rows == self._wanted.chunk_tokens:
                 prompts.append(MeasuredPass(call.rows, call.pairs, took_s))
 
     def _filled(self, name: str, depth: int) -> bool:
