@@ -165,10 +165,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0)
     parser.add_argument("--duration", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="keep configuration, calibration and records in this folder")
     parser.add_argument("--calibration", type=Path, help="use this profile instead of measuring")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-") as name:
-        folder = Path(name)
+        folder = options.keep or Path(name)
+        folder.mkdir(exist_ok=True)
         model = options.model
         if model == "tiny":
             model = str(

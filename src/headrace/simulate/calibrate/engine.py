@@ -49,6 +49,9 @@ class _Wanted:
     band: int = 0
     chunk_tokens: int = 512
     fill_to: dict[str, int] = field(default_factory=dict)
+    skip: dict[str, int] = field(default_factory=dict)
+    """Up to here a prompt is computed in chunks as large as may be."""
+    most_tokens: int = 512
     decode: bool = False
 
     def plan(self, state: SchedulerState) -> StepPlan:
@@ -58,7 +61,9 @@ class _Wanted:
         for sequence in state.running:
             left = self.fill_to[sequence.request_id] - sequence.computed_tokens
             if sequence.pending_tokens > 0 and not sequence.decoding and left > 0:
-                return StepPlan(prefill=(PrefillChunk(sequence.request_id, min(left, self.chunk_tokens)),))
+                early = self.skip.get(sequence.request_id, 0) - sequence.computed_tokens
+                size = min(early, self.most_tokens) if early > 0 else self.chunk_tokens
+                return StepPlan(prefill=(PrefillChunk(sequence.request_id, min(left, size)),))
         if not self.decode:
             return StepPlan(wait_s=0.0)
         return StepPlan(decode=tuple([sequence.request_id for sequence in state.running if sequence.decoding]))
@@ -85,30 +90,29 @@ def measure_engine(
 ) -> EngineMeasured:
     """Measure every band until done or ``most_s`` have passed (then what was measured so far, at least one of each).
     Raises EngineError when sequences fail."""
-    wanted = _Wanted()
+    wanted = _Wanted(chunk_tokens=core.knobs.step_tokens, most_tokens=core.knobs.step_tokens)
     core.set_policy(wanted)
-    decodes: list[MeasuredPass] = []
-    prompts: list[MeasuredPass] = []
-    besides_s: list[float] = []
     seen: list[tuple[Call, float]] = []
     core.costs.model = _Watched(core.costs.model, lambda call, took_s: seen.append((call, took_s)))
-    session = _Session(core, wanted, vocab_size, seen, besides_s, clock)
+    session = _Session(core, wanted, vocab_size, seen, clock)
     until_s = clock() + most_s
     for place, band in enumerate(core.residents.bands):
         wanted.band = place
-        for share in _SHARES_OF_CONTEXT:
-            depth = max(_SMALLEST_CHUNK, int(share * (band.max_context_tokens - _KEPT_FREE_TOKENS)))
-            progress(f"contexts of {depth} tokens, up to {band.max_sequences} sequences")
-            for count in batch_sizes_for(band):
-                if clock() > until_s and decodes and prompts:
-                    return EngineMeasured(decodes, prompts, _median(besides_s), 0.0)
-                session.decode(count, depth, repeats, decodes, prompts)
         for chunk_tokens in chunk_sizes_for(band, core.knobs.step_tokens):
-            progress(f"prompt chunks of {chunk_tokens} tokens")
-            if clock() > until_s and decodes and prompts:
+            if clock() > until_s and session.prompts:
                 break
-            session.prompt(chunk_tokens, band, repeats, prompts)
-    return EngineMeasured(decodes, prompts, _median(besides_s), 0.0)
+            progress(f"band {place + 1}: prompt chunks of {chunk_tokens} tokens")
+            session.prompt(chunk_tokens, band, repeats)
+    for place, band in enumerate(core.residents.bands):
+        wanted.band = place
+        for share in _SHARES_OF_CONTEXT:
+            if clock() > until_s and session.decodes:
+                break
+            room = band.max_context_tokens - _KEPT_FREE_TOKENS
+            depth = max(_SMALLEST_CHUNK, int(share * room) - (repeats + 1) * len(batch_sizes_for(band)))
+            progress(f"band {place + 1}: up to {band.max_sequences} sequences of {depth} tokens")
+            session.decode(batch_sizes_for(band), depth, repeats)
+    return EngineMeasured(session.decodes, session.prompts, _median(session.besides_s), 0.0)
 
 
 def batch_sizes_for(band: Band) -> list[int]:
@@ -133,38 +137,46 @@ class _Session:
         wanted: _Wanted,
         vocab_size: int,
         seen: list[tuple[Call, float]],
-        besides_s: list[float],
         clock: Callable[[], float],
     ) -> None:
         self._core, self._wanted, self._vocab_size = core, wanted, vocab_size
-        self._seen, self._besides_s, self._clock = seen, besides_s, clock
+        self._seen, self._clock = seen, clock
+        self.decodes: list[MeasuredPass] = []
+        self.prompts: list[MeasuredPass] = []
+        self.besides_s: list[float] = []
         self._draw = random.Random(0)
         self._number = 0
 
-    def decode(
-        self, count: int, depth: int, repeats: int, decodes: list[MeasuredPass], prompts: list[MeasuredPass]
-    ) -> None:
-        """``count`` sequences of ``depth`` tokens each, decoded ``repeats`` times."""
-        names = [self._submit(depth, repeats + 2) for _ in range(count)]
-        self._fill(names, depth, prompts)
+    def decode(self, sizes: Sequence[int], depth: int, repeats: int) -> None:
+        """As many sequences of ``depth`` tokens as the largest size has, decoded ``repeats`` times; then fewer and
+        fewer of them, so that contexts are computed once."""
+        names = [self._submit(depth, (repeats + 1) * len(sizes) + 2) for _ in range(sizes[-1])]
+        self._fill(names, depth)
         self._wanted.decode = True
-        for turn in range(repeats + 1):
-            call, took_s = self._step()
-            if turn and call is not None and call.rows == count:
-                # Contexts grow by a row a step: they count as the middle of these steps, so that repetitions join.
-                decodes.append(MeasuredPass(count, count * (depth + repeats // 2 + 1), took_s))
+        for count in reversed(sizes):
+            self._end(names[count:])
+            names = names[:count]
+            calls = [self._step() for _ in range(repeats + 1)][1:]  # the first one after a change is left out
+            whole = [(call, took_s) for call, took_s in calls if call is not None and call.rows == count]
+            if whole:
+                # Contexts grow by a token a step: all count as the middle one, so that repetitions join.
+                middle = whole[len(whole) // 2][0].context_tokens
+                self.decodes += [MeasuredPass(count, middle, took_s) for _, took_s in whole]
         self._wanted.decode = False
         self._end(names)
 
-    def prompt(self, chunk_tokens: int, band: Band, repeats: int, prompts: list[MeasuredPass]) -> None:
+    def prompt(self, chunk_tokens: int, band: Band, repeats: int) -> None:
         """One prompt as long as the band holds, in chunks of this size; often, where there are few of them."""
         whole = band.max_context_tokens - _KEPT_FREE_TOKENS
-        depth = whole // chunk_tokens * chunk_tokens
-        depth = min(depth, 12 * chunk_tokens)
-        for _ in range(max(1, repeats * chunk_tokens // depth)):
+        depth = min(whole // chunk_tokens, 12) * chunk_tokens
+        for turn in range(max(1, repeats * chunk_tokens // depth)):
+            # Early in a prompt and, every second time, late: in between, chunks as large as may be.
+            early_tokens = (whole - depth) // self._core.knobs.step_tokens * self._core.knobs.step_tokens
             self._wanted.chunk_tokens = chunk_tokens
-            name = self._submit(depth, 2)
-            self._fill([name], depth, prompts)
+            start_tokens = early_tokens if turn % 2 else 0
+            name = self._submit(start_tokens + depth, 2)
+            self._wanted.skip[name] = start_tokens
+            self._fill([name], start_tokens + depth)
             self._end([name])
         self._wanted.chunk_tokens = self._core.knobs.step_tokens
 
@@ -186,13 +198,13 @@ class _Session:
         )
         return name
 
-    def _fill(self, names: Sequence[str], depth: int, prompts: list[MeasuredPass]) -> None:
+    def _fill(self, names: Sequence[str], depth: int) -> None:
         """Compute their prompts, and keep what the passes over whole chunks took."""
         while any(not self._filled(name, depth) for name in names):
             call, took_s = self._step()
             # Only whole chunks: the odd rest of a prompt comes too seldom to be a point of the curve.
             if call is not None and call.pairs and call.rows == self._wanted.chunk_tokens:
-                prompts.append(MeasuredPass(call.rows, call.pairs, took_s))
+                self.prompts.append(MeasuredPass(call.rows, call.pairs, took_s))
 
     def _filled(self, name: str, depth: int) -> bool:
         sequence = self._core.residents.get(name)
@@ -215,15 +227,14 @@ class _Session:
             *[sum(values) for values in zip(*[(c.rows, c.context_tokens, c.pairs) for c, _ in self._seen], strict=True)]
         )
         took_s = sum([taken_s for _, taken_s in self._seen])
-        self._besides_s.append(max(0.0, step_s - took_s))
+        self.besides_s.append(max(0.0, step_s - took_s))
         return call, took_s
 
     def _end(self, names: Sequence[str]) -> None:
         for name in names:
             self._core.abort(name)
             del self._wanted.fill_to[name]
-        while self._core.has_work:
-            self._core.step()
+            self._wanted.skip.pop(name, None)
 
 
 def _median(values: Sequence[float]) -> float:
