@@ -30,8 +30,9 @@ from headrace.config.scheduling import scheduling_knobs
 from headrace.config.schema import Config
 from headrace.models.tiny import make_tiny_gguf
 from headrace.scheduling.bands import Band
+from headrace.scheduling.cost import CostModel, CostPrior
 from headrace.simulate.calibrate.server import measure_edge
-from headrace.simulate.calibrated import CalibratedTimes, Calibration, read_calibration
+from headrace.simulate.calibrated import CalibratedTimes, Calibration, read_calibration, write_calibration
 from headrace.simulate.requests import RequestRecord as VirtualRecord
 from headrace.simulate.requests import Targets, VirtualRequest
 from headrace.simulate.simulation import Simulation
@@ -86,8 +87,16 @@ def simulate(records: Sequence[RequestRecord], config: Config, calibration: Cali
         overhead_s=calibration.overhead_s,
         noise=calibration.noise,
     )
+    times = CalibratedTimes(calibration)
+    # The real engine does not know these curves: it measures itself shortly at its start, and learns from each step.
+    believed = CostModel(CostPrior(times.call_s(1), 1 / (times.call_s(256, 0, 1) / 256), 0.0))
     engine = VirtualEngine(
-        shape, CalibratedTimes(calibration), simulation.random("engine"), knobs=scheduling_knobs(config)
+        shape,
+        times,
+        simulation.random("engine"),
+        knobs=scheduling_knobs(config),
+        believed=believed,
+        learn=believed.learn,
     )
     expected: dict[str, float] = {}
     for record in sorted(records, key=lambda record: record.sent_ns or 0):
@@ -167,6 +176,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="keep configuration, calibration and records in this folder")
     parser.add_argument("--calibration", type=Path, help="use this profile instead of measuring")
+    parser.add_argument("--records", type=Path, help="folder of an earlier run, to simulate it again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-") as name:
         folder = options.keep or Path(name)
@@ -181,22 +191,12 @@ def main() -> None:
         workload_path.write_text(WORKLOAD.format(rate=options.rate, duration_s=options.duration))
         config = load_with_origins(str(config_path)).config
         calibration_path = options.calibration or folder / "calibration.json"
-        if options.calibration is None:
-            headrace(
-                "calibrate", "engine", "--config", str(config_path), "--output", str(calibration_path),
-                "--most-time", "60", "--repeats", "5",
-            )  # fmt: skip
+        if options.records is None:
+            edge_s = measured_run(config_path, workload_path, calibration_path, folder / "run", options)
+            calibration = msgspec.structs.replace(read_calibration(calibration_path), edge_s=edge_s)
+            write_calibration(calibration_path, calibration)
         calibration = read_calibration(calibration_path)
-        with headrace_server(["--config", str(config_path)]) as served:
-            settings = RunSettings(served.base_url, model=_served_model(served.base_url))
-            edge_s = measure_edge(settings, {}, CalibratedTimes(calibration), calibration.overhead_s, seed=7)
-            calibration = msgspec.structs.replace(calibration, edge_s=edge_s)
-            headrace(
-                "bench", "run", "--target", served.base_url, "--model", settings.model, "--workload",
-                str(workload_path), "--seed", str(options.seed), "--output", str(folder / "run"), "--drain", "60",
-                statuses=(0, 3),
-            )  # fmt: skip
-        records = read_run(folder / "run/records.jsonl").records
+        records = read_run((options.records or folder / "run") / "records.jsonl").records
         bad = [record for record in records if record.outcome != "ok"]
         good = [record for record in records if record.outcome == "ok"]
         virtual = simulate(good, config, calibration)
@@ -227,6 +227,26 @@ def main() -> None:
             "preempted": statistics.mean([twin.preempted for twin in virtual.values()]),
         },
     )
+
+
+def measured_run(
+    config_path: Path, workload_path: Path, calibration_path: Path, run_folder: Path, options: argparse.Namespace
+) -> float:
+    """Calibrate (unless a profile is given), serve, measure the way around, load. Returns that way, seconds."""
+    if options.calibration is None:
+        headrace(
+            "calibrate", "engine", "--config", str(config_path), "--output", str(calibration_path), "--most-time", "60",
+            "--repeats", "5",
+        )  # fmt: skip
+    calibration = read_calibration(calibration_path)
+    with headrace_server(["--config", str(config_path)]) as served:
+        settings = RunSettings(served.base_url, model=_served_model(served.base_url))
+        edge_s = measure_edge(settings, {}, CalibratedTimes(calibration), calibration.overhead_s, seed=7)
+        headrace(
+            "bench", "run", "--target", served.base_url, "--model", settings.model, "--workload", str(workload_path),
+            "--seed", str(options.seed), "--output", str(run_folder), "--drain", "60", statuses=(0, 3),
+        )  # fmt: skip
+    return edge_s
 
 
 def _served_model(base_url: str) -> str:
