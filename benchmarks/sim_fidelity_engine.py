@@ -1,10 +1,11 @@
 """Our own engine, simulated: calibrate it, load it for real, replay the same requests on the virtual clock.
 
 ``headrace calibrate engine`` measures the engine with the configuration that then serves; some single requests to the
-idle server measure the way around it (``edge_s``). ``headrace bench run`` sends mixed traffic in three lanes, and every
-request that it sent goes at the same time, with the lengths that the server counted, to the virtual engine with the
-same policy, knobs and bands. The engine computes on one thread, so that gateway and load generator, on the other
-core, do not take its time. The yardstick, lane by lane: p50 within 10 %, p99 within 20 %, throughput within 5 %.
+idle server measure what serving adds (steps that are longer beside gateway and client, and the way around them).
+``headrace bench run`` sends mixed traffic in three lanes, and every request that it sent goes at the same time, with the
+lengths that the server counted, to the virtual engine with the same policy, knobs and bands. The engine computes on one
+thread, so that gateway and load generator have the other core. The yardstick, lane by lane: p50 within 10 %, p99 within
+20 %, throughput within 5 %.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.harness import headrace_server, report
 from headrace.bench.drive.runner import RunSettings
 from headrace.bench.record_file import read_run
@@ -31,8 +30,8 @@ from headrace.config.schema import Config
 from headrace.models.tiny import make_tiny_gguf
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import CostModel, CostPrior
-from headrace.simulate.calibrate.server import measure_edge
-from headrace.simulate.calibrated import CalibratedTimes, Calibration, read_calibration, write_calibration
+from headrace.simulate.calibrate.server import InService, measure_in_service
+from headrace.simulate.calibrated import CalibratedTimes, Calibration, at_pace, read_calibration, write_calibration
 from headrace.simulate.requests import RequestRecord as VirtualRecord
 from headrace.simulate.requests import Targets, VirtualRequest
 from headrace.simulate.simulation import Simulation
@@ -159,12 +158,9 @@ def figures(records: Sequence[RequestRecord], virtual: dict[int, VirtualRecord],
     for name in real:
         for figure, share in (("p50", 0.5), ("p99", 0.99)):
             values = quantile(real[name], share), quantile(made[name], share)
-            found.append({"what": name, "figure": figure, "real": values[0], "simulated": values[1]})
+            found.append(_figure(name, figure, *values))
     rates = [tokens / (max([end for _, end in one]) - min([start for start, _ in one])) for one in (spans, made_spans)]
-    found.append({"what": "tokens/s", "figure": "throughput", "real": rates[0], "simulated": rates[1]})
-    for item in found:
-        item["error"] = item["simulated"] / item["real"] - 1
-        item["within"] = abs(item["error"]) <= BOUNDS[item["figure"]]
+    found.append(_figure("tokens/s", "throughput", *rates))
     return found
 
 
@@ -191,10 +187,11 @@ def main() -> None:
         workload_path.write_text(WORKLOAD.format(rate=options.rate, duration_s=options.duration))
         config = load_with_origins(str(config_path)).config
         calibration_path = options.calibration or folder / "calibration.json"
+        pace = 1.0
         if options.records is None:
-            edge_s = measured_run(config_path, workload_path, calibration_path, folder / "run", options)
-            calibration = msgspec.structs.replace(read_calibration(calibration_path), edge_s=edge_s)
-            write_calibration(calibration_path, calibration)
+            seen = measured_run(config_path, workload_path, calibration_path, folder / "run", options)
+            pace = seen.pace
+            write_calibration(calibration_path, at_pace(read_calibration(calibration_path), pace, seen.edge_s))
         calibration = read_calibration(calibration_path)
         records = read_run((options.records or folder / "run") / "records.jsonl").records
         bad = [record for record in records if record.outcome != "ok"]
@@ -220,6 +217,7 @@ def main() -> None:
         {
             "lanes": data,
             "not_ok": len(bad),
+            "pace_in_service": pace,
             "edge_s": calibration.edge_s,
             "overhead_s": calibration.overhead_s,
             "noise": calibration.noise,
@@ -229,10 +227,16 @@ def main() -> None:
     )
 
 
+def _figure(what: str, figure: str, real: float, simulated: float) -> dict[str, Any]:
+    error = simulated / real - 1
+    within = abs(error) <= BOUNDS[figure]
+    return {"what": what, "figure": figure, "real": real, "simulated": simulated, "error": error, "within": within}
+
+
 def measured_run(
     config_path: Path, workload_path: Path, calibration_path: Path, run_folder: Path, options: argparse.Namespace
-) -> float:
-    """Calibrate (unless a profile is given), serve, measure the way around, load. Returns that way, seconds."""
+) -> InService:
+    """Calibrate (unless a profile is given), serve, measure what serving adds, load."""
     if options.calibration is None:
         headrace(
             "calibrate", "engine", "--config", str(config_path), "--output", str(calibration_path), "--most-time", "60",
@@ -241,12 +245,12 @@ def measured_run(
     calibration = read_calibration(calibration_path)
     with headrace_server(["--config", str(config_path)]) as served:
         settings = RunSettings(served.base_url, model=_served_model(served.base_url))
-        edge_s = measure_edge(settings, {}, CalibratedTimes(calibration), calibration.overhead_s, seed=7)
+        seen = measure_in_service(settings, {}, CalibratedTimes(calibration), calibration.overhead_s, seed=7)
         headrace(
             "bench", "run", "--target", served.base_url, "--model", settings.model, "--workload", str(workload_path),
             "--seed", str(options.seed), "--output", str(run_folder), "--drain", "60", statuses=(0, 3),
         )  # fmt: skip
-    return edge_s
+    return seen
 
 
 def _served_model(base_url: str) -> str:

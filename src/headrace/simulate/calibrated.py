@@ -99,6 +99,20 @@ class CalibratedTimes:
         return self._copy_s_per_token * tokens
 
 
+def at_pace(calibration: Calibration, pace: float, edge_s: float) -> Calibration:
+    """The same engine with steps ``pace`` times as long, and ``edge_s`` beside each request: as it is in service."""
+    return msgspec.structs.replace(
+        calibration,
+        source=f"{calibration.source}; in service {pace:.3f} times as long",
+        decode_ms=[(rows, taken * pace) for rows, taken in calibration.decode_ms],
+        prompt_ms=[(rows, taken * pace) for rows, taken in calibration.prompt_ms],
+        context_s=calibration.context_s * pace,
+        pair_s=calibration.pair_s * pace,
+        overhead_s=calibration.overhead_s * pace,
+        edge_s=edge_s,
+    )
+
+
 def read_calibration(path: Path) -> Calibration:
     """Raises ConfigError for a file that is none, or holds what cannot be."""
     try:

@@ -152,7 +152,16 @@ def _with_prompts(decodes: Fitted, prompts: Sequence[MeasuredPass], answered: in
     )
 
 
-def measure_edge(
+@dataclass(frozen=True, slots=True)
+class InService:
+    """What serving adds to an engine that was measured alone: ``pace`` times longer steps (its neighbours take
+    processor, cache and memory bandwidth), ``edge_s`` beside every request."""
+
+    pace: float
+    edge_s: float
+
+
+def measure_in_service(
     settings: RunSettings,
     environment: Mapping[str, str],
     times: StepTimes,
@@ -160,19 +169,21 @@ def measure_edge(
     *,
     seed: int,
     prompt_tokens: int = 64,
-    point_s: float = 3.0,
-) -> float:
-    """What passes between a client and the engine's steps, there and back: the median time to the first token of
-    single requests to an idle server, less what its engine takes for them. Raises ConfigError."""
+    point_s: float = 5.0,
+) -> InService:
+    """Single requests to an idle server whose engine is known: time between tokens over what its steps take alone,
+    and what is left of the time to the first token. Raises ConfigError."""
     options = RequestOptions(ignore_eos=True, salt=seed)
     scale = ask_scale(settings, options.endpoint, environment)
-    every = TrafficClass(input_length=str(prompt_tokens), output_length="2")
+    every = TrafficClass(input_length=str(prompt_tokens), output_length=str(_ANSWER_TOKENS))
     workload = Workload(arrivals="closed(1)", classes={"all": every}, duration_s=point_s)
-    load = prepare(LoadedWorkload(workload, "edge", Path()), options, scale, model=settings.model, seed=seed)
-    passes = _prompts([record for record in run_load(load, settings, environment).records if record.outcome == "ok"])
-    if not passes:
+    load = prepare(LoadedWorkload(workload, "in service", Path()), options, scale, model=settings.model, seed=seed)
+    records = [record for record in run_load(load, settings, environment).records if record.outcome == "ok"]
+    prompts, decodes = _prompts(records), _decodes(records, 1)
+    if not prompts or not decodes:
         raise ConfigError("the server answered none of the requests that measure the way to it")
-    return max(
-        0.0,
-        statistics.median([one.took_s - times.call_s(one.rows, 0, one.reach) - overhead_s for one in passes]),
+    pace = statistics.median([one.took_s / (times.call_s(1, one.reach) + overhead_s) for one in decodes])
+    edge_s = statistics.median(
+        [one.took_s - pace * (times.call_s(one.rows, 0, one.reach) + overhead_s) for one in prompts]
     )
+    return InService(pace, max(0.0, edge_s))
