@@ -3,9 +3,9 @@
 ``headrace calibrate engine`` measures the engine with the configuration that then serves; some single requests to the
 idle server measure what serving adds (steps that are longer beside gateway and client, and the way around them).
 ``headrace bench run`` sends mixed traffic in three lanes, and every request that it sent goes at the same time, with
-the lengths that the server counted, to the virtual engine with the same policy, knobs and bands. The engine computes on one
-thread, so that gateway and load generator have the other core. The yardstick, lane by lane: p50 within 10 %, p99 within
-20 %, throughput within 5 %.
+the lengths that the server counted, to the virtual engine with the same policy, knobs and bands. The engine computes
+on one thread, so that gateway and load generator have the other core. The yardstick, lane by lane: p50 within 10 %, p99
+within 20 %, throughput within 5 %.
 """
 
 from __future__ import annotations

@@ -156,6 +156,40 @@ def server(
     )
 
 
+@calibrate.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--target", required=True, metavar="URL", help="The idle server that runs the calibrated engine.")
+@click.option("--model", required=True, type=TEXT, metavar="NAME", help="Model name that requests carry.")
+@click.option("--point-time", "point_s", type=POSITIVE_S, default=5.0, show_default=True, metavar="S", help="How long.")
+@click.option("--api-key-env", metavar="VARIABLE", help="Variable with the API key [OPENAI_API_KEY if set].")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path("in-service.json"), show_default=True, metavar="FILE"
+)
+def service(file: Path, target: str, model: str, point_s: float, api_key_env: str | None, output: Path) -> None:
+    """Add to the profile FILE of an engine what serving adds.
+
+    Sends single requests to the idle server: how much longer steps are beside the gateway and this client, and what
+    passes beside every request. Needs the packages of headrace[bench].
+    """
+    from headrace.bench.drive.runner import RunSettings
+    from headrace.bench.outputs import check_packages
+    from headrace.simulate.calibrate.server import measure_in_service
+    from headrace.simulate.calibrated import CalibratedTimes, at_pace, read_calibration
+
+    check_packages()
+    alone = read_calibration(file)
+    seen = measure_in_service(
+        RunSettings(target=target, model=model, api_key_env=api_key_env),
+        os.environ,
+        CalibratedTimes(alone),
+        alone.overhead_s,
+        seed=secrets.randbelow(1 << 31),
+        point_s=point_s,
+    )
+    say(f"in service steps are {seen.pace:.3f} times as long; beside each request pass {seen.edge_s * 1e3:.2f} ms")
+    _finish(output, at_pace(alone, seen.pace, seen.edge_s))
+
+
 @calibrate.command(epilog=_FORMS)
 @click.argument("times")
 @click.option("--context", type=TOKENS, default=1024, show_default=True, metavar="TOKENS", help="Of each decode.")
