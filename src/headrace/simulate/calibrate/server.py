@@ -83,10 +83,13 @@ def measure_server(
         workload = Workload(arrivals=f"closed({together})", classes={"all": every}, duration_s=plan.point_s)
         salted = RequestOptions(ignore_eos=True, salt=seed + answered + 1)  # no prefix cache answers
         load = prepare(LoadedWorkload(workload, "calibration", Path()), salted, scale, model=settings.model, seed=seed)
-        records = [record for record in run_load(load, settings, environment).records if record.outcome == "ok"]
+        sent = run_load(load, settings, environment).records
+        records = [record for record in sent if record.outcome == "ok"]
         if not records:
+            why = f": {sent[0].outcome}, {sent[0].error or sent[0].status}" if sent else ""
             raise ConfigError(
-                f"the server answered none of the requests with prompts of {prompt_tokens} tokens, {together} at once"
+                f"the server answered none of the requests with prompts of {prompt_tokens} tokens, {together} at "
+                f"once{why}"
             )
         answered += len(records)
         return records
