@@ -1,4 +1,4 @@
-"""The step times of a scenario's engine: of a known name, or stated in it."""
+"""The step times of a scenario's engine: of a known name, of hardware, calibrated, or stated in it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from headrace.config.shape import nearest
 from headrace.errors import ConfigError
 from headrace.scheduling.step import StepTimes
 from headrace.simulate.fleet.scenario import EngineSpec, StatedTimes
+from headrace.simulate.hardware.open_times import open_times
 from headrace.simulate.step_times import SMOLLM2_2_THREADS
 
 _KNOWN: Final[dict[str, StepTimes]] = {"smollm2-2-threads": SMOLLM2_2_THREADS}
 
 
 def times_named(name: str) -> StepTimes:
-    """The step times of that name. Raises ConfigError, with the nearest name, for another."""
-    if name not in _KNOWN:
-        raise ConfigError(f"no step times {name!r}{nearest(name, sorted(_KNOWN))} (there: {', '.join(sorted(_KNOWN))})")
-    return _KNOWN[name]
+    """The step times of that name, or those that it describes: ``roofline(h100, llama-3.1-8b)`` and the like, or the
+    path of a file of ``headrace calibrate``. Raises ConfigError, with the nearest name, for another."""
+    if name in _KNOWN:
+        return _KNOWN[name]
+    if "(" in name or name.endswith(".json"):
+        return open_times(name, where="times")
+    raise ConfigError(
+        f"no step times {name!r}{nearest(name, sorted(_KNOWN))} (there: {', '.join(sorted(_KNOWN))}; also the"
+        " .json of `headrace calibrate`, or hardware with a model: roofline(h100, llama-3.1-8b))"
+    )
 
 
 def times_of(engine: EngineSpec) -> StepTimes:

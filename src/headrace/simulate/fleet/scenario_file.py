@@ -15,7 +15,7 @@ from headrace.config.problems import ConfigProblems, Origin, Problem, dotted
 from headrace.config.problems import Path as Place
 from headrace.config.shape import INVALID, nearest, shape
 from headrace.config.yaml_tree import MAX_TEXT_BYTES, YamlTree, parse_yaml
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ModelError
 from headrace.simulate.fleet.engine_times import times_named
 from headrace.simulate.fleet.scenario import EngineSpec, Fault, Group, Scaling, Scenario
 
@@ -137,7 +137,7 @@ def _engine(place: Place, engine: EngineSpec) -> _Wrong:
     if engine.stated is None:
         try:
             times_named(engine.times)
-        except ConfigError as error:
+        except (ConfigError, ModelError) as error:
             yield (*place, "times"), str(error)
     else:
         for key in ("weights_s", "row_s"):
