@@ -80,6 +80,15 @@ class OutputStream:
             self._pressed = True
             self._pressure(True)
 
+    def fail(self, error: EngineError) -> None:
+        """End the stream with an error for its reader, and abort what runs behind it."""
+        if self._started and not self._ended:
+            self._items.append(error)
+            waiter = self._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+            self._abort(self)
+
     def __aiter__(self) -> OutputStream:
         return self
 

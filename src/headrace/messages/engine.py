@@ -91,6 +91,7 @@ class WireRequest(Struct, frozen=True):
     continuable: bool = True
     continued: str = ""
     continued_tokens: int = 0
+    model: str | None = None
 
 
 class Submit(Struct, frozen=True, tag="submit"):

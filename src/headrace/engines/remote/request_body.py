@@ -53,7 +53,7 @@ def compose(submit: Submit, dialect: Dialect) -> tuple[str, bytes]:
 def _from_wire(submit: Submit, wire: WireRequest, dialect: Dialect) -> tuple[str, bytes]:
     chat = wire.endpoint == "chat"
     prompt = wire.prompt
-    members = [b'"model":' + _encode(dialect.model), _STREAM]
+    members = [b'"model":' + _encode(wire.model or dialect.model), _STREAM]
     if wire.continued:
         prompt = _continued(wire)
         if chat and dialect.kind != "llama-server":
