@@ -109,9 +109,9 @@ class Backend:
         kv = self.program.kv_usage
         used = min(1.0, self.stats.live / self.program.places) if kv is None else kv
         lines = [
-            f"vllm:num_requests_running{{model_name=\"m\"}} {self.stats.live}",
-            f"vllm:num_requests_waiting{{model_name=\"m\"}} {self.stats.waiting}",
-            f"vllm:kv_cache_usage_perc{{model_name=\"m\"}} {used}",
+            f'vllm:num_requests_running{{model_name="m"}} {self.stats.live}',
+            f'vllm:num_requests_waiting{{model_name="m"}} {self.stats.waiting}',
+            f'vllm:kv_cache_usage_perc{{model_name="m"}} {used}',
         ]
         return ("\n".join(lines) + "\n").encode()
 

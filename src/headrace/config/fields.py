@@ -332,7 +332,9 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
         },
         Fallback: {
             "max_tokens": _tokens("Output tokens of a degraded answer at most; null: no fewer than asked for."),
-            "model": Note("The model that the fallback group is asked for; without groups, a name of the served model."),
+            "model": Note(
+                "The model that the fallback group is asked for; without groups, a name of the served model."
+            ),
             "group": Note("The group that takes over when the lane's own cannot serve it; null: none."),
         },
         SLO: {

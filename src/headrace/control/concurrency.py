@@ -56,9 +56,7 @@ class LimitDecision:
     reason: LimitReason
 
 
-def next_limit(
-    limit: int, window: ReplicaWindow, targets: ReplicaTargets, bounds: LimitBounds
-) -> LimitDecision:
+def next_limit(limit: int, window: ReplicaWindow, targets: ReplicaTargets, bounds: LimitBounds) -> LimitDecision:
     """The limit for the next window."""
     used = min(limit, window.peak) if window.peak else limit
     if _late(window.itl_s, targets.itl_s):

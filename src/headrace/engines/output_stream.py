@@ -30,7 +30,7 @@ class OutputStream:
     closed before its end.
     """
 
-    __slots__ = ("_abort", "_begin", "_ended", "_items", "_pressure", "_pressed", "_sink", "_started", "_waiter")
+    __slots__ = ("_abort", "_begin", "_ended", "_items", "_pressed", "_pressure", "_sink", "_started", "_waiter")
 
     def __init__(self, begin: Callable[[OutputStream], None], abort: Callable[[OutputStream], None]) -> None:
         self._begin = begin

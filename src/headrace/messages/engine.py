@@ -103,7 +103,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     ``expected_tokens`` is the output length to expect, ``stream`` whether the client reads tokens as they come.
 
     ``wire`` is the request as a remote engine takes it. Without a vocabulary there are no ``prompt_tokens`` then, and
-    ``estimated_prompt_tokens`` says how many there should be.
+    ``estimated_prompt_tokens`` says how many there should be. ``session`` names the conversation that it belongs to.
     """
 
     request_id: str
@@ -121,6 +121,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     stream: bool = True
     wire: WireRequest | None = None
     estimated_prompt_tokens: int = 0
+    session: str | None = None
 
     @property
     def prompt_count(self) -> int:

@@ -108,9 +108,7 @@ def route(
     return _decision(best, "prefix" if _cached(best, request) else "cheapest", request, costs)
 
 
-def cost_s(
-    view: ReplicaView, request: RouteRequest, settings: RouteSettings, replicas: Sequence[ReplicaView]
-) -> float:
+def cost_s(view: ReplicaView, request: RouteRequest, settings: RouteSettings, replicas: Sequence[ReplicaView]) -> float:
     """Predicted seconds to the first token on a replica, with what its KV memory and its zone cost."""
     rate = view.prefill_tokens_per_s or _usual_rate(replicas)
     tokens = view.waiting_tokens + max(1, request.prompt_tokens - _cached(view, request))
@@ -157,7 +155,5 @@ def _why_none(
     return "full" if admitting else "breaker"
 
 
-def _decision(
-    view: ReplicaView, reason: Chosen, request: RouteRequest, costs: Mapping[str, float]
-) -> RouteDecision:
+def _decision(view: ReplicaView, reason: Chosen, request: RouteRequest, costs: Mapping[str, float]) -> RouteDecision:
     return RouteDecision(view.name, reason, costs[view.name], max(0, _cached(view, request)))

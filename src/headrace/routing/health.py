@@ -31,7 +31,18 @@ class HealthSettings:
 class Health:
     """One replica's. It begins as not well: the first probe that succeeds makes it well."""
 
-    __slots__ = ("_failed_results", "_good_probes", "_bad_probes", "_probed_well", "_progress_s", "_rest_s", "_rests_to_s", "_resting_for", "_trial", "settings")
+    __slots__ = (
+        "_bad_probes",
+        "_failed_results",
+        "_good_probes",
+        "_probed_well",
+        "_progress_s",
+        "_rest_s",
+        "_resting_for",
+        "_rests_to_s",
+        "_trial",
+        "settings",
+    )
 
     def __init__(self, settings: HealthSettings) -> None:
         self.settings = settings

@@ -236,9 +236,7 @@ class Group:
             return None
         return found
 
-    def _raise_if_hopeless(
-        self, decision: RouteDecision, waiting: _Waiting | None = None, now_s: float = 0.0
-    ) -> None:
+    def _raise_if_hopeless(self, decision: RouteDecision, waiting: _Waiting | None = None, now_s: float = 0.0) -> None:
         """Raise NoPlace when waiting (longer) is of no use."""
         waited_s = 0.0 if waiting is None else now_s - waiting.since_s
         match decision.reason:

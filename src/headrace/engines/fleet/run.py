@@ -64,6 +64,9 @@ class Attempt:
         self.began_s = clock()
         self.last_s = self.began_s
         self.streaming = False
+        self.settled = False
+        """Whether what came of it has been told to the replica's health and the lane's breaker."""
+        self.failure: EngineError | None = None
         self._over = False
         place.began()
         self._replica.began(self, self._unanswered, targets)
@@ -212,7 +215,9 @@ class Run:
     def _continues_in(self, group: Group) -> bool:
         kind = group.config.kind
         # Another model would go on in another voice.
-        return group.config.model == self._primary.config.model and kind != "embedded" and can_continue(self.submit, kind)
+        return (
+            group.config.model == self._primary.config.model and kind != "embedded" and can_continue(self.submit, kind)
+        )
 
     def _asked(self, group: Group) -> Asked:
         submit = self.submit
@@ -258,14 +263,12 @@ class Run:
             attempt, output = await self._first(attempts)
             await self._stream(attempt, output)
         except EngineError as error:
-            self._failed(attempts[-1] if len(attempts) == 1 else attempt, error)
-            raise
-        except BaseException:
-            for one in attempts:
-                self._undecided(one)
+            failing = [one for one in attempts if one.failure is error] or [attempt]
+            self._failed(failing[0], error)
             raise
         finally:
             for one in attempts:
+                self._undecided(one)
                 await one.close()
 
     async def _first(self, attempts: list[Attempt]) -> tuple[Attempt, SequenceOutput]:
@@ -292,7 +295,7 @@ class Run:
                         return attempt, reader.result()
                     if not isinstance(error, EngineError):
                         raise error
-                    problem = error
+                    problem = attempt.failure = error
                     if readers:
                         self._failed(attempt, error)
             assert problem is not None
@@ -330,9 +333,7 @@ class Run:
         self._began = True
         # A continued answer's prompt is longer than what the client sent.
         prompt_tokens = self.submit.prompt_count if output.finish is None or again else output.prompt_tokens
-        self._push(
-            msgspec.structs.replace(output, queue_wait_s=None if again else wait_s, prompt_tokens=prompt_tokens)
-        )
+        self._push(msgspec.structs.replace(output, queue_wait_s=None if again else wait_s, prompt_tokens=prompt_tokens))
 
         def forward(output: SequenceOutput) -> bool:
             if outer.pressed:
@@ -349,10 +350,10 @@ class Run:
                 if output.tokens and output.finish is None:
                     attempt.token(output.tokens)
                 self._push(self._ending(output))
-                if outer.pressed:
-                    await self._room.wait()
                 if output.finish is not None:
                     break
+                if outer.pressed:
+                    await self._room.wait()
             else:
                 raise EngineGone("the engine stopped answering")
         self._succeeded(attempt)
@@ -392,6 +393,7 @@ class Run:
 
     def _succeeded(self, attempt: Attempt) -> None:
         place = attempt.place
+        attempt.settled = True
         place.replica.health.succeeded()
         self._watcher.attempt_ended(attempt.group.name, place.replica.name, "ok")
         attempt.group.remember(self._session, place.replica.name, self.submit.prompt_count + self._sent_tokens)
@@ -405,12 +407,17 @@ class Run:
         self.outer.push(output)
 
     def _undecided(self, attempt: Attempt) -> None:
+        if attempt.settled:
+            return
+        attempt.settled = True
         replica = attempt.place.replica
         replica.health.undecided()
         if not attempt.streaming:
             replica.breakers[self.submit.lane].gave_up(probe=attempt.place.probe)
 
     def _failed(self, attempt: Attempt, error: EngineError) -> None:
+        if attempt.settled:
+            return
         place, replica = attempt.place, attempt.place.replica
         kind = error.kind if isinstance(error, RemoteFailure) else "gone"
         _logger.warning("request %s on %s/%s: %s", self.submit.request_id, attempt.group.name, replica.name, error)
@@ -420,7 +427,7 @@ class Run:
             rest_s = getattr(error, "retry_after_s", None)
             replica.busy(BUSY_REST_S if rest_s is None else min(MAX_BUSY_REST_S, max(BUSY_REST_S, rest_s)))
             return
+        attempt.settled = True
         replica.health.failed(self._clock())
         if not attempt.streaming:
             self._watcher.first_token(place, self.submit.lane, None)
-

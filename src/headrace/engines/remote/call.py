@@ -96,7 +96,9 @@ class Call:
         except RequestError as error:
             self._end(self._refused(400, str(error)))
             return
-        identity = b"x-request-id: %b\r\naccept: text/event-stream\r\n" % self.request.request_id.encode("ascii", "replace")
+        identity = b"x-request-id: %b\r\naccept: text/event-stream\r\n" % self.request.request_id.encode(
+            "ascii", "replace"
+        )
         self._message = post(self._pool.address, path, headers + identity, body)
         self._timer = self._loop.call_later(self._timeouts.total_s, self._check_time)
         connection = self._pool.take()
@@ -303,7 +305,9 @@ class Call:
             message = f"the engine sent no token for {limits.between_tokens_s:g} s"
             self._end(RemoteFailure(message, kind="timeout"))
         else:
-            self._end(RemoteFailure(f"the engine sent no first token within {limits.first_token_s:g} s", kind="timeout"))
+            self._end(
+                RemoteFailure(f"the engine sent no first token within {limits.first_token_s:g} s", kind="timeout")
+            )
 
 
 def _seconds(header: bytes | None) -> float | None:

@@ -40,7 +40,13 @@ class Address:
     def of(cls, url: str) -> Address:
         """From ``http://HOST:PORT[/PATH]``; an ending ``/v1`` is left out. Raises ValueError."""
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+            or parts.username
+        ):
             raise ValueError("must look like http://HOST:PORT")
         tls = parts.scheme == "https"
         port = parts.port if parts.port is not None else (443 if tls else 80)

@@ -124,9 +124,7 @@ class RemoteEngine:
                 raise EngineNotReady("the engine is not ready")
             if request.request_id in self._calls:
                 raise EngineError(f"request id {request.request_id} is already live")
-            call = Call(
-                request, stream, self._pool, self._dialect, self.settings.timeouts, self._ended, self._spawn
-            )
+            call = Call(request, stream, self._pool, self._dialect, self.settings.timeouts, self._ended, self._spawn)
             self._calls[request.request_id] = call
             call.start(self._headers)
 

@@ -28,7 +28,12 @@ class EventReader:
         if not self._held and not self._data:
             # What nearly every packet is: one whole event of one line.
             end = len(piece) - 2
-            if piece.startswith(b"data: ") and piece.find(b"\n") == end and piece[end:] == b"\n\n" and b"\r" not in piece:
+            if (
+                piece.startswith(b"data: ")
+                and piece.find(b"\n") == end
+                and piece[end:] == b"\n\n"
+                and b"\r" not in piece
+            ):
                 return [piece[6:end]]
         text = self._held + piece
         # A CR at the end may be half of a CRLF.
