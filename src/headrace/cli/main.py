@@ -22,6 +22,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("headrace.cli.plan", "plan", "Size KV memory: bytes of a model, sequences that fit."),
     "init": ("headrace.cli.config", "init", "Write a commented configuration file."),
     "config": ("headrace.cli.config", "config", "Check a configuration, or show it with all defaults."),
+    "drill": ("headrace.cli.drill", "drill", "Rehearse that a lane's engines get slow."),
     "knobs": ("headrace.cli.knobs", "knobs", "Read and change how a running server schedules."),
 }
 

@@ -105,7 +105,7 @@ class PrefixIndex:
         assert len(self._nodes) <= self._most_nodes, "the bound is passed"
 
     def _drop_oldest(self) -> None:
-        key, node = self._nodes.popitem(last=False)
+        _, node = self._nodes.popitem(last=False)
         assert node.children == 0, "a parent is older than its child"
         if node.parent is not None:
             self._nodes[node.parent].children -= 1

@@ -129,18 +129,8 @@ class Fleet:
     def load(self) -> EngineLoad | None:
         if self._ready is None:
             return None
-        running = (
-            sum(
-                attempt.streaming
-                for group in self._groups.values()
-                for r in group.replicas.values()
-                for attempt in r.attempts
-            )
-            if len(self._runs) < 64
-            else len(self._runs)
-        )
-        if self._load is None or (self._load.running, self._load.waiting) != (running, len(self._runs) - running):
-            self._load = self._measure(running)
+        if self._load is None:
+            self._load = self._measure()
         return self._load
 
     @property
@@ -183,6 +173,7 @@ class Fleet:
             run = self._run(request, outer)
             task = asyncio.get_running_loop().create_task(run.run())
             self._runs[request.request_id] = outer, task
+            self._load = None
             task.add_done_callback(lambda _: self._forget(request.request_id, outer))
 
         def abort(outer: OutputStream) -> None:
@@ -334,6 +325,7 @@ class Fleet:
             self._notes.popitem(last=False)
 
     def first_token(self, place: Place, lane: str, ttft_s: float | None) -> None:
+        self._load = None
         breaker = place.replica.breakers[lane]
         if ttft_s is not None:
             ttft_s += self.slow_by.get(lane, 0.0)
@@ -369,6 +361,7 @@ class Fleet:
         live = self._runs.get(request_id)
         if live is not None and live[0] is outer:
             del self._runs[request_id]
+            self._load = None
             if not live[1].cancelled() and live[1].exception() is not None:
                 _logger.error("request %s failed", request_id, exc_info=live[1].exception())
                 outer.push(EngineError("headrace failed on this request"))
@@ -580,6 +573,7 @@ class Fleet:
     def tick(self) -> None:
         """One window of the control loop has passed."""
         now_s = self._clock()
+        self._load = None
         for name, group in self._groups.items():
             for replica in group.replicas.values():
                 streaming = sum(attempt.streaming for attempt in replica.attempts)
@@ -631,10 +625,13 @@ class Fleet:
             clock=self._clock,
         )
 
-    def _measure(self, running: int) -> EngineLoad:
-        used = total = 0
+    def _measure(self) -> EngineLoad:
+        """What runs now. Asked for with every token, so it is made anew only when a request begins, gets its first
+        token or ends, and with every tick."""
+        used = total = running = 0
         for group in self._groups.values():
             for replica in group.replicas.values():
+                running += sum(attempt.streaming for attempt in replica.attempts)
                 load = replica.engine.load
                 if load is not None:
                     used, total = used + load.kv_used_tokens, total + load.kv_total_tokens

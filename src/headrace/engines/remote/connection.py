@@ -267,10 +267,15 @@ class Pool:
             self._free.append((connection, self._clock()))
 
 
-async def fetch(pool: Pool, path: str, headers: bytes, *, limit_bytes: int, timeout_s: float) -> tuple[int, bytes]:
-    """GET a small document: its status and body. Raises RemoteFailure."""
+async def fetch(
+    pool: Pool, path: str, headers: bytes, *, limit_bytes: int, timeout_s: float, body: bytes | None = None
+) -> tuple[int, bytes]:
+    """GET a small document, or POST ``body``: the answer's status and body. Raises RemoteFailure."""
     collector = _Collector(limit_bytes)
-    request = _head(pool.address, "GET", path, headers) + b"\r\n"
+    if body is None:
+        request = _head(pool.address, "GET", path, headers) + b"\r\n"
+    else:
+        request = post(pool.address, path, headers, body)
     connection: Connection | None = None
     try:
         async with asyncio.timeout(timeout_s):
