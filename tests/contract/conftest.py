@@ -13,6 +13,9 @@ import msgspec
 import pytest
 
 from benchmarks.programmable_engine import EngineProcess
+from headrace.config.groups import GroupConfig, ReplicaConfig
+from headrace.config.schema import Config
+from headrace.engines.fleet.fleet import Fleet
 from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
 from headrace.engines.protocol import Engine
 from headrace.engines.remote.connection import Address
@@ -107,7 +110,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
 """Every engine that keeps the protocol and needs no server. A new one is added here and gets the whole suite."""
 
 
-REMOTE = "remote"
+REMOTE, FLEET = "remote", "fleet"
 
 
 @pytest.fixture(scope="session")
@@ -119,13 +122,19 @@ def programmable_engine() -> Iterator[EngineProcess]:
     process.kill()
 
 
-@pytest.fixture(params=[*ENGINES, REMOTE])
+@pytest.fixture(params=[*ENGINES, REMOTE, FLEET])
 def new_engine(request: pytest.FixtureRequest, tiny_gguf: Path) -> Engine:
     """An engine that has not been started."""
     if request.param == REMOTE:
         process: EngineProcess = request.getfixturevalue("programmable_engine")
         settings = RemoteSettings(Address.of(process.url), Dialect("vllm"), max_sequences=SEQUENCES)
         return RemoteEngine(settings)
+    if request.param == FLEET:
+        process = request.getfixturevalue("programmable_engine")
+        group = GroupConfig(
+            kind="vllm", model="m", replicas=(ReplicaConfig(process.url),), max_in_flight=2 * SEQUENCES
+        )
+        return Fleet(Config(groups={"only": group}))
     return ENGINES[request.param](tiny_gguf)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.engines.protocol import Engine
+from headrace.engines.fleet.fleet import Fleet
 from headrace.engines.remote.engine import RemoteEngine
 from headrace.errors import EngineError, EngineNotReady
 from headrace.messages.engine import Knobs, SamplingParams, Submit
@@ -209,7 +210,7 @@ async def test_ready_describes_the_model(bench: Bench) -> None:
     ready = bench.engine.ready
     assert ready is not None and ready.threads >= 1
     # A remote engine does not say how many tokens its vocabulary has.
-    assert (ready.model.vocab_size > 0 or isinstance(bench.engine, RemoteEngine)) and ready.model.name
+    assert (ready.model.vocab_size > 0 or isinstance(bench.engine, RemoteEngine | Fleet)) and ready.model.name
     assert ready.model.max_context_tokens == ready.bands[-1].max_context_tokens == CONTEXT_TOKENS
     assert all(band.max_sequences >= 1 for band in ready.bands)
 

@@ -52,7 +52,8 @@ def _line(report: dict[str, Any]) -> str:
         case "recovered":
             return (
                 f"breaker closed {report['recovered_after_s']:.1f} s later;"
-                f" {report['served']} of {report['requests']} requests served, {report['served_degraded']} in degraded mode"
+                f" {report['served']} of {report['requests']} requests served,"
+                f" {report['served_degraded']} in degraded mode"
             )
         case _:
             return "the breaker never opened" if report["opened_after_s"] is None else "the breaker did not close again"

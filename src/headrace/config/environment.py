@@ -2,9 +2,9 @@
 
 ``HEADRACE_`` + section + ``_`` + key in capitals, for the sections ``model``, ``server``, ``engine``,
 ``engine.scheduling`` (``HEADRACE_ENGINE_SCHEDULING_STRATEGY``), ``control.tuner`` and ``fleet``, and
-``HEADRACE_DEFAULT_LANE``, ``HEADRACE_DEFAULT_GROUP`` and ``HEADRACE_LOG_LEVEL``. Lanes, groups and tenants have names of the operator's and are
-written in the file only. A list is written as YAML (``[a, b]``) or with commas; ``null`` is no value where
-that is possible; an empty variable counts as not set.
+``HEADRACE_DEFAULT_LANE``, ``HEADRACE_DEFAULT_GROUP`` and ``HEADRACE_LOG_LEVEL``. Lanes, groups and tenants have names
+of the operator's and are written in the file only. A list is written as YAML (``[a, b]``) or with commas; ``null`` is
+no value where that is possible; an empty variable counts as not set.
 
 ``HEADRACE_CONFIG``, ``HEADRACE_CACHE_DIR`` and ``HEADRACE_ADMIN_KEY`` are not keys. Any other ``HEADRACE_``
 name is somebody else's and is left alone, unless it begins like a section or is nearly a known name: then it is

@@ -30,7 +30,7 @@ Chosen = Literal["only", "cheapest", "prefix", "session", "tie"]
 class ReplicaView:
     """A replica as routing sees it. ``limit`` is how many requests it may have at once now. ``waiting_tokens`` are
     prompt tokens that it was sent and has given no first token for, ``prefill_tokens_per_s`` its measured rate (0: not
-    known). ``kv_share`` None: not known, or too old to be used. ``admits``: its breaker lets this lane's requests in."""
+    known). ``kv_share`` None: not known, or too old to use. ``admits``: its breaker lets this lane's requests in."""
 
     name: str
     zone: str | None = None

@@ -66,6 +66,15 @@ def read_replica_file(path: Path) -> list[ReplicaSpec]:
     return [spec_of(replica, "file") for replica in listed]
 
 
+def file_mark(path: Path) -> object:
+    """What changes when a file does."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
 async def resolve(named: DnsConfig) -> list[ReplicaSpec]:
     """A replica for every address of a name. Raises OSError when it does not resolve."""
     address = Address.of(named.url)

@@ -125,7 +125,7 @@ class Drill:
             wire=WireRequest("chat", _PROMPT),
         )
         try:
-            async with aclosing(self._fleet.submit(submit)) as outputs:  # type: ignore[type-var]
+            async with aclosing(self._fleet.submit(submit)) as outputs:
                 async for output in outputs:
                     if output.finish in ("stop", "length"):
                         self._served += 1

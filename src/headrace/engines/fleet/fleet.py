@@ -26,6 +26,7 @@ from headrace.engines.fleet.discovery import (
     FILE_POLL_S,
     configured,
     merged,
+    file_mark,
     read_replica_file,
     resolve,
     spec_of,
@@ -422,17 +423,13 @@ class Fleet:
             self._found[name]["dns"] = []
 
     async def _watch_file(self, name: str, path: Path) -> None:
-        seen: object = None
+        seen: object = ()
         while True:
-            try:
-                stat = path.stat()
-                mark: object = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            except OSError:
-                mark = "missing"
+            mark = await asyncio.to_thread(file_mark, path)
             if mark != seen:
                 seen = mark
                 try:
-                    self._found[name]["file"] = read_replica_file(path)
+                    self._found[name]["file"] = await asyncio.to_thread(read_replica_file, path)
                     self._sync(name)
                 except ConfigError as error:
                     _logger.error("group %s: its replica file is not used, the old list stays: %s", name, error)
@@ -496,8 +493,7 @@ class Fleet:
 
         async def leave() -> None:
             try:
-                while replica.in_flight:
-                    await asyncio.sleep(0.05)
+                await replica.empty()
             finally:
                 watched.task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -90,11 +90,13 @@ class _Session:
 
 
 class NoPlace(RemoteFailure):
-    """No replica of the group can take the request. ``breaker``: because the lane's breakers are open."""
+    """No replica of the group can take the request. ``breaker``: because the lane's breakers are open; ``too_long``:
+    because none takes a context of its length."""
 
-    def __init__(self, message: str, *, breaker: bool = False) -> None:
+    def __init__(self, message: str, *, breaker: bool = False, too_long: bool = False) -> None:
         super().__init__(message, kind="busy", retry_after_s=1.0)
         self.breaker = breaker
+        self.too_long = too_long
 
 
 class Group:
@@ -243,7 +245,7 @@ class Group:
             case "breaker":
                 raise NoPlace("every engine for this lane is too slow at the moment", breaker=True)
             case "too_long":
-                raise NoPlace("no engine takes a context of this length")
+                raise NoPlace("no engine takes a context of this length", too_long=True)
             case "unhealthy" | "no_replicas":
                 if waiting is None:
                     if self.config.unavailable_wait_s == 0:

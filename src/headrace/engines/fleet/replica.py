@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
@@ -94,6 +95,7 @@ class Replica:
         self._figures_at_s = 0.0
         self._window = _Window()
         self._busy_until_s = 0.0
+        self._emptied = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -184,6 +186,14 @@ class Replica:
         """A request has left it."""
         self.attempts.discard(attempt)
         self.waiting_tokens -= prompt_tokens_unanswered
+        if not self.in_flight:
+            self._emptied.set()
+
+    async def empty(self) -> None:
+        """Wait until it has no request; only once it gets no more."""
+        while self.in_flight:
+            self._emptied.clear()
+            await self._emptied.wait()
 
     def next_window(self) -> LimitDecision:
         """A window has ended: the limit follows what it showed."""

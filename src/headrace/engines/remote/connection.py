@@ -258,6 +258,7 @@ class Pool:
         self._closed = True
         for connection in list(self._all):
             connection.abort()
+        self._all.clear()
         self._free.clear()
 
     def _freed(self, connection: Connection) -> None:

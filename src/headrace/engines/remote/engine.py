@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -44,8 +44,8 @@ class RemoteSettings:
     ``max_context_tokens`` are what it was started with (the latter may be learned from /v1/models)."""
 
     address: Address
-    dialect: Dialect = Dialect()
-    timeouts: CallTimeouts = CallTimeouts()
+    dialect: Dialect = field(default_factory=Dialect)
+    timeouts: CallTimeouts = field(default_factory=CallTimeouts)
     api_key: str | None = None
     max_sequences: int = 256
     max_context_tokens: int | None = None
