@@ -131,9 +131,7 @@ def new_engine(request: pytest.FixtureRequest, tiny_gguf: Path) -> Engine:
         return RemoteEngine(settings)
     if request.param == FLEET:
         process = request.getfixturevalue("programmable_engine")
-        group = GroupConfig(
-            kind="vllm", model="m", replicas=(ReplicaConfig(process.url),), max_in_flight=2 * SEQUENCES
-        )
+        group = GroupConfig(kind="vllm", model="m", replicas=(ReplicaConfig(process.url),), max_in_flight=2 * SEQUENCES)
         return Fleet(Config(groups={"only": group}))
     return ENGINES[request.param](tiny_gguf)
 

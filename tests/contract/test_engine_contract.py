@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.protocol import Engine
 from headrace.engines.fleet.fleet import Fleet
+from headrace.engines.protocol import Engine
 from headrace.engines.remote.engine import RemoteEngine
 from headrace.errors import EngineError, EngineNotReady
 from headrace.messages.engine import Knobs, SamplingParams, Submit

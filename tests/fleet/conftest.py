@@ -92,9 +92,19 @@ async def idle(fleet: Fleet) -> None:
 
 def chat(max_tokens: int | None = 8, **changes: Any) -> Submit:
     """A small chat request."""
-    wire = WireRequest("chat", changes.pop("messages", MESSAGES), changes.pop("fields", b""), changes.pop("continuable", True))
+    wire = WireRequest(
+        "chat", changes.pop("messages", MESSAGES), changes.pop("fields", b""), changes.pop("continuable", True)
+    )
     return Submit(
-        f"r{next(_numbers)}", [], SamplingParams(), "chat", 0, max_tokens, wire=wire, estimated_prompt_tokens=8, **changes
+        f"r{next(_numbers)}",
+        [],
+        SamplingParams(),
+        "chat",
+        0,
+        max_tokens,
+        wire=wire,
+        estimated_prompt_tokens=8,
+        **changes,
     )
 
 
@@ -126,6 +136,10 @@ class Door:
 @pytest.fixture
 def door(tmp_path: Path) -> Callable[[Config], contextlib.AbstractAsyncContextManager[Door]]:
     """Serves a configuration over HTTP."""
+    import time
+
+    import msgspec
+
     from headrace.api.app import create_app
     from headrace.api.deps import Deps
     from headrace.api.gateway import Gateway
@@ -136,9 +150,6 @@ def door(tmp_path: Path) -> Callable[[Config], contextlib.AbstractAsyncContextMa
     from headrace.config.schema import ServerConfig
     from headrace.telemetry.fleet_metrics import FleetCollector
     from headrace.telemetry.metrics import Metrics
-    import time
-
-    import msgspec
 
     @contextlib.asynccontextmanager
     async def serve(config: Config) -> AsyncIterator[Door]:

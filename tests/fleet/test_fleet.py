@@ -132,7 +132,9 @@ async def test_urgent_ones_go_first_when_a_place_is_free(servers: Servers) -> No
 
         async def ask(name: str, priority: int) -> None:
             request = chat(8)
-            request = type(request)(**{**{f: getattr(request, f) for f in request.__struct_fields__}, "priority": priority})
+            request = type(request)(
+                **{**{f: getattr(request, f) for f in request.__struct_fields__}, "priority": priority}
+            )
             await outputs(fleet, request)
             order.append(name)
 

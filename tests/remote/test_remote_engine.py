@@ -74,7 +74,9 @@ async def test_what_a_server_does_wrong_ends_the_request_with_its_kind(
     assert text(await outputs(engine, chat(4))) == words(4)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(500, "status"), (502, "status"), (401, "status"), (503, "busy"), (429, "busy")])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, "status"), (502, "status"), (401, "status"), (503, "busy"), (429, "busy")]
+)
 async def test_a_servers_own_faults_are_failures(
     server: EngineProcess, engine: RemoteEngine, status: int, kind: str
 ) -> None:

@@ -82,7 +82,9 @@ def test_the_replica_that_holds_the_prefix_is_cheapest_until_its_queue_costs_mor
 
 def test_a_session_stays_while_it_pays() -> None:
     request = RouteRequest(prompt_tokens=3000, session="home", session_tokens=2900)
-    assert choose(request, [idle("away"), idle("home", waiting_tokens=2000)]) == RouteDecision("home", "session", 2.1, 2900)
+    assert choose(request, [idle("away"), idle("home", waiting_tokens=2000)]) == RouteDecision(
+        "home", "session", 2.1, 2900
+    )
     assert choose(request, [idle("away"), idle("home", waiting_tokens=4000)]).replica == "away"
 
 

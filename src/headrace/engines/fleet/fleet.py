@@ -25,8 +25,8 @@ from headrace.engines.fleet.counts import FleetCounts
 from headrace.engines.fleet.discovery import (
     FILE_POLL_S,
     configured,
-    merged,
     file_mark,
+    merged,
     read_replica_file,
     resolve,
     spec_of,
@@ -175,7 +175,7 @@ class Fleet:
             task = asyncio.get_running_loop().create_task(run.run())
             self._runs[request.request_id] = outer, task
             self._load = None
-            task.add_done_callback(lambda _: self._forget(request.request_id, outer))
+            task.add_done_callback(lambda task: self._ended(request.request_id, outer, task))
 
         def abort(outer: OutputStream) -> None:
             live = self._runs.get(request.request_id)
@@ -188,7 +188,6 @@ class Fleet:
         live = self._runs.get(request_id)
         if live is not None:
             live[1].cancel()
-            live[0].push(SequenceOutput(request_id, finish="abort"))
 
     async def snapshot(self) -> EngineSnapshot:
         ready = self._ready
@@ -356,16 +355,23 @@ class Fleet:
             watcher=self,
             clock=self._clock,
             randomness=self._randomness,
+            on_end=lambda: self._forget(request.request_id, outer),
         )
+
+    def _ended(self, request_id: str, outer: OutputStream, task: asyncio.Task[None]) -> None:
+        """A request's task is over: one that did not say so itself was cancelled, or met a fault of ours."""
+        self._forget(request_id, outer)
+        if task.cancelled():
+            outer.push(SequenceOutput(request_id, finish="abort"))
+        elif task.exception() is not None:
+            _logger.error("request %s failed", request_id, exc_info=task.exception())
+            outer.push(EngineError("headrace failed on this request"))
 
     def _forget(self, request_id: str, outer: OutputStream) -> None:
         live = self._runs.get(request_id)
         if live is not None and live[0] is outer:
             del self._runs[request_id]
             self._load = None
-            if not live[1].cancelled() and live[1].exception() is not None:
-                _logger.error("request %s failed", request_id, exc_info=live[1].exception())
-                outer.push(EngineError("headrace failed on this request"))
 
     def _apply(self, config: Config) -> None:
         """Groups, sources and replicas as configured."""

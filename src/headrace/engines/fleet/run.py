@@ -30,6 +30,7 @@ _logger = logging.getLogger(__name__)
 
 MAX_BUSY_REST_S: Final = 5.0
 BUSY_REST_S: Final = 0.25
+_TOO_LONG_STATUS: Final = 400
 MOST_CONTINUED_CHARS: Final = 4 * 1024 * 1024
 """An answer longer than this is not kept for going on elsewhere."""
 
@@ -117,6 +118,7 @@ class Run:
         watcher: Watcher,
         clock: Callable[[], float],
         randomness: Random,
+        on_end: Callable[[], None],
     ) -> None:
         self.submit = submit
         self.outer = outer
@@ -132,6 +134,7 @@ class Run:
         self._watcher = watcher
         self._clock = clock
         self._randomness = randomness
+        self._on_end = on_end
         self._avoid: frozenset[str] = frozenset()
         self._room = asyncio.Event()
         self._sent: list[str] | None = []
@@ -144,22 +147,31 @@ class Run:
         """Until the outer stream has its end: an output with ``finish``, or an error."""
         self.outer.bound(self._pressed)
         limit_s = self._primary.config.timeouts.total_s
+        last: SequenceOutput | EngineError
         try:
             async with asyncio.timeout(limit_s):
-                await self._tries()
+                last = await self._tries()
         except TimeoutError:
-            self.outer.push(RemoteFailure(f"the answer was not whole within {limit_s:g} s", kind="timeout"))
+            last = RemoteFailure(f"the answer was not whole within {limit_s:g} s", kind="timeout")
+        except NoPlace as error:
+            last = error
+            if error.too_long and not self._began:
+                last = SequenceOutput(
+                    self.submit.request_id, finish="error", error=str(error), refused_status=_TOO_LONG_STATUS
+                )
         except EngineError as error:
-            self.outer.push(error)
+            last = error
+        # The last thing that its reader hears: by then nothing of it is left.
+        self._on_end()
+        self.outer.push(last)
 
-    async def _tries(self) -> None:
+    async def _tries(self) -> SequenceOutput:
         tries = 0
         while True:
             tries += 1
             place = await self._place()
             try:
-                await self._attempt(place)
-                return
+                return await self._attempt(place)
             except NoPlace:
                 raise
             except (RemoteFailure, EngineGone, EngineNotReady) as error:
@@ -255,13 +267,13 @@ class Run:
             wire = msgspec.structs.replace(wire, model=model)
         return submit if wire is submit.wire else msgspec.structs.replace(submit, wire=wire)
 
-    async def _attempt(self, place: Place) -> None:
-        """One try, whole. Raises EngineError when it failed; the outputs so far were sent."""
+    async def _attempt(self, place: Place) -> SequenceOutput:
+        """One try, whole; its last output, which is not sent yet. Raises EngineError when it failed."""
         attempt = Attempt(place, self._group, self._request(self._group), self._targets(), self._clock)
         attempts = [attempt]
         try:
             attempt, output = await self._first(attempts)
-            await self._stream(attempt, output)
+            return await self._stream(attempt, output)
         except EngineError as error:
             failing = [one for one in attempts if one.failure is error] or [attempt]
             self._failed(failing[0], error)
@@ -317,12 +329,12 @@ class Run:
         self._watcher.tried_again(self._group.name, "hedge")
         return Attempt(found, self._group, self._request(self._group), self._targets(), self._clock)
 
-    async def _stream(self, attempt: Attempt, output: SequenceOutput) -> None:
-        """Everything from the first output on, to the outer stream."""
+    async def _stream(self, attempt: Attempt, output: SequenceOutput) -> SequenceOutput:
+        """Everything from the first output on, to the outer stream; returns the last one."""
         outer, stream = self.outer, attempt.stream
         if output.refused_status:
-            self._refused(attempt, output)
-            return
+            self._refused(attempt)
+            return output
         if output.finish == "error":
             raise RemoteFailure("the engine gave the request up", kind="cut")
         self._answered(attempt)
@@ -333,7 +345,11 @@ class Run:
         self._began = True
         # A continued answer's prompt is longer than what the client sent.
         prompt_tokens = self.submit.prompt_count if output.finish is None or again else output.prompt_tokens
-        self._push(msgspec.structs.replace(output, queue_wait_s=None if again else wait_s, prompt_tokens=prompt_tokens))
+        output = msgspec.structs.replace(output, queue_wait_s=None if again else wait_s, prompt_tokens=prompt_tokens)
+        if output.finish is not None:
+            self._succeeded(attempt)
+            return output
+        self._push(output)
 
         def forward(output: SequenceOutput) -> bool:
             if outer.pressed:
@@ -342,21 +358,19 @@ class Run:
             self._push(output)
             return True
 
-        if output.finish is None:
-            stream.forward(forward)
-            async for output in stream:
-                if output.finish in ("error", "abort") and not output.refused_status:
-                    raise RemoteFailure("the engine gave the request up", kind="cut")
-                if output.tokens and output.finish is None:
-                    attempt.token(output.tokens)
-                self._push(self._ending(output))
-                if output.finish is not None:
-                    break
-                if outer.pressed:
-                    await self._room.wait()
-            else:
-                raise EngineGone("the engine stopped answering")
-        self._succeeded(attempt)
+        stream.forward(forward)
+        async for output in stream:
+            if output.finish in ("error", "abort"):
+                raise RemoteFailure("the engine gave the request up", kind="cut")
+            if output.finish is not None:
+                self._sent_tokens += output.tokens
+                self._succeeded(attempt)
+                return self._ending(output)
+            attempt.token(output.tokens)
+            self._push(output)
+            if outer.pressed:
+                await self._room.wait()
+        raise EngineGone("the engine stopped answering")
 
     def _ending(self, output: SequenceOutput) -> SequenceOutput:
         """The last output of an answer that was continued says the prompt that the client sent."""
@@ -398,13 +412,12 @@ class Run:
         self._watcher.attempt_ended(attempt.group.name, place.replica.name, "ok")
         attempt.group.remember(self._session, place.replica.name, self.submit.prompt_count + self._sent_tokens)
 
-    def _refused(self, attempt: Attempt, output: SequenceOutput) -> None:
+    def _refused(self, attempt: Attempt) -> None:
         """The client's fault, by the engine's word."""
         self._undecided(attempt)
         self._watcher.attempt_ended(attempt.group.name, attempt.place.replica.name, "refused")
         if self._sent_tokens:
             raise EngineError("the engine cannot go on with an answer that another one began")
-        self.outer.push(output)
 
     def _undecided(self, attempt: Attempt) -> None:
         if attempt.settled:
