@@ -75,8 +75,7 @@ async def load(url: str, rate: float, seconds: float, tokens: int) -> list[Sampl
     tasks = []
     for number in range(int(rate * seconds)):
         due_s = begun_s + number / rate
-        while (left_s := due_s - time.perf_counter()) > 0:
-            await asyncio.sleep(left_s)
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         tasks.append(asyncio.create_task(send()))
     await asyncio.gather(*tasks)
     pool.close()

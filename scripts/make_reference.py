@@ -110,7 +110,7 @@ _REQUEST_HEADERS: Final = {
     "x-headrace-lane": "The lane. Wins over every other rule; an unknown name is 400, one not allowed 403.",
     "x-real-ip": "As x-forwarded-for.",
     "x-request-id": "Comes back on the response and stands in the log; made up when absent.",
-    "x-session-id": "The conversation that a request belongs to; its requests stay on one replica while that is cheaper.",
+    "x-session-id": "The conversation that a request belongs to; it stays on one replica while that is cheaper.",
     "x-slo-tpot-ms": "This request's own TPOT target in milliseconds; tightens the lane's, never loosens it.",
     "x-slo-ttft-ms": "This request's own TTFT target in milliseconds; tightens the lane's, never loosens it.",
     "x-tenant-id": "The tenant, while no tenant has keys and `server.trust_tenant_header` is on.",
@@ -119,8 +119,8 @@ _RESPONSE_HEADERS: Final = {
     "retry-after": "With 429 and 503: seconds until it is worth trying again; for 429 the predicted time.",
     "www-authenticate": "With 401: `Bearer`.",
     "x-accel-buffering": "`no` on streams: asks proxies not to hold them back.",
-    "x-headrace-degraded": "What the answer was limited to because the full one would have come too late, or who gave it"
-    " in degraded mode: `group=NAME` (the fallback) or `slow`.",
+    "x-headrace-degraded": "What the answer was limited to because the full one would have come too late, or who gave"
+    " it in degraded mode: `group=NAME` (the fallback) or `slow`.",
     "x-headrace-ignored": "Request fields that were ignored (`server.unsupported_params: ignore`).",
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",

@@ -93,19 +93,14 @@ async def idle(fleet: Fleet) -> None:
 def chat(max_tokens: int | None = 8, **changes: Any) -> Submit:
     """A small chat request."""
     wire = WireRequest(
-        "chat", changes.pop("messages", MESSAGES), changes.pop("fields", b""), changes.pop("continuable", True)
-    )
-    return Submit(
-        f"r{next(_numbers)}",
-        [],
-        SamplingParams(),
         "chat",
-        0,
-        max_tokens,
-        wire=wire,
-        estimated_prompt_tokens=8,
-        **changes,
+        changes.pop("messages", MESSAGES),
+        changes.pop("fields", b""),
+        changes.pop("continuable", True),
     )
+    name, priority = f"r{next(_numbers)}", changes.pop("priority", 0)
+    sampling = SamplingParams()
+    return Submit(name, [], sampling, "chat", priority, max_tokens, wire=wire, estimated_prompt_tokens=8, **changes)
 
 
 async def outputs(fleet: Fleet, request: Submit) -> list[SequenceOutput]:

@@ -131,11 +131,7 @@ async def test_urgent_ones_go_first_when_a_place_is_free(servers: Servers) -> No
         order: list[str] = []
 
         async def ask(name: str, priority: int) -> None:
-            request = chat(8)
-            request = type(request)(
-                **{**{f: getattr(request, f) for f in request.__struct_fields__}, "priority": priority}
-            )
-            await outputs(fleet, request)
+            await outputs(fleet, chat(8, priority=priority))
             order.append(name)
 
         tasks = [asyncio.create_task(ask("first", 50))]
