@@ -52,6 +52,16 @@ def test_it_does_not_grow_while_it_is_not_used_up() -> None:
     assert limit == 8
 
 
+def test_a_target_out_of_reach_does_not_starve_the_engine() -> None:
+    """Tokens take 100 ms at best and 50 are asked for: the limit is where they take 150, not 1."""
+    bounds, targets, limit, least_s = LimitBounds(1, 64), ReplicaTargets(itl_s=0.05), 16, 1.0
+    for _ in range(120):
+        itl_s = 0.1 + 0.002 * limit
+        least_s = min(least_s, itl_s)
+        limit = next_limit(limit, ReplicaWindow(limit, itl_s, least_itl_s=least_s), targets, bounds).limit
+    assert 16 <= limit <= 40
+
+
 def test_without_targets_it_grows_to_what_the_engine_takes() -> None:
     limit = 1
     for _ in range(200):

@@ -14,6 +14,8 @@ from typing import Final, Literal
 SPARE: Final = 0.9
 """Growth only while times are below this share of their targets: noise must not make the limit swing."""
 
+UNREACHABLE: Final = 1.5
+
 FALL: Final = 0.85
 GROW: Final = 0.05
 
@@ -40,12 +42,14 @@ class ReplicaTargets:
 class ReplicaWindow:
     """What a replica showed in one window. ``itl_s`` is the mean gap between tokens, ``ttft_s`` the P99 from sending to
     the first token, ``peak`` the most requests at once, ``engine_waiting`` what the engine says that waits in it (None:
-    not known, or too old)."""
+    not known, or too old). ``least_itl_s`` and ``least_ttft_s`` are the least of many windows."""
 
     peak: int
     itl_s: float | None = None
     ttft_s: float | None = None
     engine_waiting: int | None = None
+    least_itl_s: float | None = None
+    least_ttft_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class LimitDecision:
 
 def next_limit(limit: int, window: ReplicaWindow, targets: ReplicaTargets, bounds: LimitBounds) -> LimitDecision:
     """The limit for the next window."""
+    targets = ReplicaTargets(
+        _reachable(targets.ttft_s, window.least_ttft_s), _reachable(targets.itl_s, window.least_itl_s)
+    )
     used = min(limit, window.peak) if window.peak else limit
     if _late(window.itl_s, targets.itl_s):
         return _within(min(used - 1, int(used * FALL)), "slow_tokens", bounds)
@@ -69,6 +76,12 @@ def next_limit(limit: int, window: ReplicaWindow, targets: ReplicaTargets, bound
     if window.peak >= limit and spare:
         return _within(limit + max(1, int(limit * GROW)), "room", bounds)
     return _within(limit, "unchanged", bounds)
+
+
+def _reachable(target_s: float | None, least_s: float | None) -> float | None:
+    """A target that the engine misses even when it has little to do cannot be met by sending less: what it does then,
+    and half of it more, is the target instead."""
+    return target_s if target_s is None or least_s is None else max(target_s, UNREACHABLE * least_s)
 
 
 def _late(seen_s: float | None, target_s: float | None) -> bool:

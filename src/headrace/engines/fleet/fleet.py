@@ -587,7 +587,7 @@ class Fleet:
                     transition = breaker.tick(now_s)
                     if transition is not None:
                         self._changed(name, replica, lane, transition)
-            group.dispatch()
+            group.dispatch(everyone=True)
 
     def _changed(self, group: str, replica: Replica, lane: str, transition: Transition) -> None:
         """A breaker changed its state."""

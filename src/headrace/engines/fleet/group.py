@@ -190,12 +190,15 @@ class Group:
             if waiting in self._line:
                 self._line.remove(waiting)
 
-    def dispatch(self) -> None:
-        """Give free places to who waits, the most urgent first; tell those for whom there is no hope."""
+    def dispatch(self, *, everyone: bool = False) -> None:
+        """Give free places to who waits, the most urgent first. ``everyone``: look at all who wait even when no place
+        is free, and tell those for whom there is no hope."""
         now_s, looked_at = self._clock(), 0
         for waiting in list(self._line):
             if waiting.place.done():
                 continue
+            if not everyone and not self._has_room():
+                return
             if looked_at >= MOST_LOOKED_AT and now_s - waiting.since_s < self.config.queue_wait_s:
                 continue
             looked_at += 1
@@ -209,6 +212,9 @@ class Group:
             except NoPlace as error:
                 self._line.remove(waiting)
                 waiting.place.set_exception(error)
+
+    def _has_room(self) -> bool:
+        return any(replica.in_flight < replica.places() for replica in self.replicas.values())
 
     def remember(self, session: str | None, replica: str, tokens: int) -> None:
         """A session's conversation is at ``replica`` now, ``tokens`` long."""

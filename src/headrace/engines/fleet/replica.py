@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
@@ -24,6 +25,9 @@ from headrace.routing.health import Health
 ReplicaSource = Literal["config", "dns", "file", "admin"]
 RATE_MEMORY: Final = 0.2
 """Weight of the latest prompt in the measured rate of prompts."""
+
+LEAST_WINDOWS: Final = 120
+"""Windows in which the least times are looked for: what the engine does when it has little to do."""
 
 MIN_RATE_TOKENS: Final = 64
 """Shorter prompts say more of the engine's fixed costs than of its rate."""
@@ -57,7 +61,7 @@ class _Window:
     peak: int = 0
     gap_s: float = 0.0
     gap_tokens: int = 0
-    ttfts_s: list[float] = field(default_factory=list)
+    ttft_ratios: list[float] = field(default_factory=list)
     ttft_target_s: float | None = None
     itl_target_s: float | None = None
 
@@ -94,6 +98,8 @@ class Replica:
         self._figures: EngineFigures | None = None
         self._figures_at_s = 0.0
         self._window = _Window()
+        self._itls_s: deque[float] = deque(maxlen=LEAST_WINDOWS)
+        self._ttfts_s: deque[float] = deque(maxlen=LEAST_WINDOWS)
         self._busy_until_s = 0.0
         self._emptied = asyncio.Event()
 
@@ -135,7 +141,7 @@ class Replica:
     def busy(self, for_s: float) -> None:
         """It said that it has no room: it gets no more for a moment, and its limit is what it had."""
         self._busy_until_s = self._clock() + for_s
-        self.limit = max(self.bounds.least, min(self.limit, self.in_flight))
+        self.limit = max(self.bounds.least, min(self.limit, self.in_flight - 1))
 
     def view(self, *, admits: bool, last_resort: bool = False) -> ReplicaView:
         """What routing sees. ``last_resort``: nothing but places and health counts."""
@@ -165,10 +171,13 @@ class Replica:
         window.ttft_target_s = _least(window.ttft_target_s, targets.ttft_s)
         window.itl_target_s = _least(window.itl_target_s, targets.itl_s)
 
-    def answered(self, prompt_tokens: int, computed_tokens: int, ttft_s: float) -> None:
-        """A first token came after ``ttft_s``."""
+    def answered(
+        self, prompt_tokens: int, computed_tokens: int, ttft_s: float, target_s: float | None
+    ) -> None:
+        """A first token came after ``ttft_s``, of a lane with this target (None: without one)."""
         self.waiting_tokens -= prompt_tokens
-        self._window.ttfts_s.append(ttft_s)
+        if target_s is not None:
+            self._window.ttft_ratios.append(ttft_s / target_s)
         self.health.progressed(self._clock(), began=True)
         if computed_tokens >= MIN_RATE_TOKENS and ttft_s > 0:
             rate = computed_tokens / ttft_s
@@ -202,13 +211,24 @@ class Replica:
             (window.ttft_target_s, window.itl_target_s) if self.in_flight else (None, None)
         )
         figures = self.figures
+        itl_s = window.gap_s / window.gap_tokens if window.gap_tokens else None
+        ttft_s = None
+        if window.ttft_ratios and window.ttft_target_s is not None:
+            # As if all lanes had the strictest target.
+            ttft_s = p99(window.ttft_ratios) * window.ttft_target_s
+        if itl_s is not None:
+            self._itls_s.append(itl_s)
+        if ttft_s is not None:
+            self._ttfts_s.append(ttft_s)
         decision = next_limit(
             self.limit,
             ReplicaWindow(
                 peak=window.peak,
-                itl_s=window.gap_s / window.gap_tokens if window.gap_tokens else None,
-                ttft_s=p99(window.ttfts_s) if window.ttfts_s else None,
+                itl_s=itl_s,
+                ttft_s=ttft_s,
                 engine_waiting=None if figures is None else figures.waiting,
+                least_itl_s=min(self._itls_s, default=None),
+                least_ttft_s=min(self._ttfts_s, default=None),
             ),
             ReplicaTargets(window.ttft_target_s, window.itl_target_s),
             self.bounds,

@@ -60,6 +60,7 @@ class Attempt:
         self.group = group
         self.submit = submit
         self._clock = clock
+        self._ttft_target_s = targets.ttft_s
         self._replica = place.replica
         self._unanswered = submit.prompt_count
         self.began_s = clock()
@@ -83,7 +84,7 @@ class Attempt:
         ttft_s = self.last_s - self.began_s
         self.streaming = True
         computed = max(0, self._unanswered - self.place.decision.cached_tokens)
-        self._replica.answered(self._unanswered, computed, ttft_s)
+        self._replica.answered(self._unanswered, computed, ttft_s, self._ttft_target_s)
         self._unanswered = 0
         return ttft_s
 
@@ -212,12 +213,17 @@ class Run:
             return place
         except NoPlace as error:
             if self._fallback is not None and not (self._began and not self._continues_in(self._fallback)):
-                self._group = self._fallback
-                self._watcher.degraded(self.submit, f"group={self._fallback.name}")
-                place = await self._fallback.place(self._asked(self._fallback))
-                self._watcher.routed(self._fallback.name, "fallback")
-                return place
-            if not error.breaker:
+                try:
+                    place = await self._fallback.place(self._asked(self._fallback))
+                except NoPlace:
+                    if not error.breaker:
+                        raise
+                else:
+                    self._group = self._fallback
+                    self._watcher.degraded(self.submit, f"group={self._fallback.name}")
+                    self._watcher.routed(self._fallback.name, "fallback")
+                    return place
+            elif not error.breaker:
                 raise
         self._watcher.degraded(self.submit, "slow")
         place = await self._primary.place(replace(self._asked(self._primary), last_resort=True))

@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._until_close = False
         self._paused = False
+        self._wanted = True
         self.transport: asyncio.Transport | None = None
         self.responses = 0
         """How many responses have begun on it."""
@@ -101,9 +102,11 @@ class Connection(asyncio.Protocol):
         """Give it back unused."""
         self._on_free(self)
 
-    def send(self, request: bytes, listener: Listener) -> None:
+    def send(self, request: bytes, listener: Listener, *, keep: bool = True) -> None:
+        """Send a request. Without ``keep`` the connection is closed after its answer."""
         assert self.transport is not None and self._listener is None
         self._listener = listener
+        self._wanted = keep
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._head_bytes, self._in_head, self._until_close = {}, 0, True, False
         self.transport.write(request)
@@ -188,7 +191,7 @@ class Connection(asyncio.Protocol):
             self._headers = {}
             return
         listener, self._listener = self._listener, None
-        if self._keep and self.open:
+        if self._keep and self._wanted and self.open:
             self.pause(False)
             self._on_free(self)
         elif self.transport is not None:
@@ -220,9 +223,7 @@ class Pool:
 
     def take(self) -> Connection | None:
         """A free connection, the one used last, or None."""
-        now_s = self._clock()
-        while self._free and now_s - self._free[0][1] > IDLE_S:
-            self._free.popleft()[0].abort()
+        self._drop_old()
         while self._free:
             connection, _ = self._free.pop()
             if connection.open:
@@ -262,10 +263,16 @@ class Pool:
         self._free.clear()
 
     def _freed(self, connection: Connection) -> None:
+        self._drop_old()
         if self._closed or len(self._free) >= MAX_IDLE:
             connection.abort()
         else:
             self._free.append((connection, self._clock()))
+
+    def _drop_old(self) -> None:
+        now_s = self._clock()
+        while self._free and (now_s - self._free[0][1] > IDLE_S or not self._free[0][0].open):
+            self._free.popleft()[0].abort()
 
 
 async def fetch(
@@ -281,7 +288,7 @@ async def fetch(
     try:
         async with asyncio.timeout(timeout_s):
             connection = await pool.connect()
-            connection.send(request, collector)
+            connection.send(request, collector, keep=False)
             return await collector.done
     except TimeoutError as error:
         raise RemoteFailure(f"the engine did not answer {path} within {timeout_s:g} s", kind="timeout") from error
