@@ -12,7 +12,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -162,19 +162,29 @@ def main() -> None:
                     }
                     memory = psutil.Process(served.pid).memory_info().rss / 2**20
                     data.append(
-                        {"added": added, "chunks_per_cpu_s": chunks, "failed": other.failed, "memory_mib": memory}
+                        {
+                            "added": added,
+                            "direct": asdict(one),
+                            "through": asdict(other),
+                            "chunks_per_cpu_s": chunks,
+                            "failed": other.failed,
+                            "memory_mib": memory,
+                        }
                     )
                     rows.append(
                         [
                             str(number),
                             *(f"{value:.2f}" for value in added.values()),
+                            f"{one.ttft_p99:.1f}",
+                            f"{one.e2e_p99:.1f}",
                             f"{chunks:,.0f}",
                             str(other.failed),
                         ]
                     )
     finally:
         engine.kill()
-    columns = ["round", *(f"added {name}" for name in data[0]["added"]), "chunks/CPU-s", "failed"]
+    columns = ["round", *(f"added {name}" for name in data[0]["added"])]
+    columns += ["direct ttft_p99", "direct e2e_p99", "chunks/CPU-s", "failed"]
     report("gateway_overhead", "python -m benchmarks.gateway_overhead", columns, rows, data)
 
 

@@ -171,9 +171,7 @@ class Replica:
         window.ttft_target_s = _least(window.ttft_target_s, targets.ttft_s)
         window.itl_target_s = _least(window.itl_target_s, targets.itl_s)
 
-    def answered(
-        self, prompt_tokens: int, computed_tokens: int, ttft_s: float, target_s: float | None
-    ) -> None:
+    def answered(self, prompt_tokens: int, computed_tokens: int, ttft_s: float, target_s: float | None) -> None:
         """A first token came after ``ttft_s``, of a lane with this target (None: without one)."""
         self.waiting_tokens -= prompt_tokens
         if target_s is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -15,7 +14,7 @@ UNKNOWN_TOKEN: Final = -1
 _SHOWN_CHARS: Final = 300
 
 
-class _Delta(Struct):
+class _Delta(Struct, gc=False):
     content: str | None = None
     reasoning_content: Raw | UnsetType = UNSET
     reasoning: Raw | UnsetType = UNSET
@@ -24,7 +23,7 @@ class _Delta(Struct):
     refusal: Raw | UnsetType = UNSET
 
 
-class _Choice(Struct):
+class _Choice(Struct, gc=False):
     delta: _Delta | None = None
     text: str | None = None
     logprobs: Raw | UnsetType = UNSET
@@ -49,7 +48,7 @@ class Usage(Struct):
         return (self.prompt_tokens_details.cached_tokens or 0) if self.prompt_tokens_details else 0
 
 
-class Chunk(Struct):
+class Chunk(Struct, gc=False):
     """One event of a stream."""
 
     choices: list[_Choice] | None = None
@@ -72,8 +71,7 @@ _FINISH: Final[dict[str, FinishReason]] = {
 _decode = msgspec.json.Decoder(Chunk).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What a chunk added: text, tokens, how it ends."""
 
     text: str
@@ -131,6 +129,14 @@ def error_message(body: bytes) -> str:
 
 def _besides_text(delta: _Delta) -> bytes | None:
     """The members of a delta besides its text, as a JSON object; None when there are none."""
+    if (
+        delta.reasoning_content is UNSET
+        and delta.tool_calls is UNSET
+        and delta.reasoning is UNSET
+        and delta.refusal is UNSET
+        and delta.function_call is UNSET
+    ):
+        return None
     found: dict[str, Raw] = {}
     for name in _BESIDES_TEXT:
         value = getattr(delta, name)
