@@ -52,6 +52,8 @@ class Breaker:
         self.config = config
         self.state: BreakerState = "closed"
         self.since_s = 0.0
+        self.news: deque[Transition] = deque(maxlen=16)
+        """Transitions that nobody has taken note of yet; whoever does takes them out."""
         self._p99s: deque[float] = deque(maxlen=config.windows)
         self._samples: list[float] = []
         self._window_began_s: float | None = None
@@ -140,12 +142,14 @@ class Breaker:
         return self._go("open", reason, now_s)
 
     def _go(self, state: BreakerState, reason: str, now_s: float) -> Transition:
-        before, self.state, self.since_s = self.state, state, now_s
+        transition = Transition(self.state, state, reason, now_s)
+        self.state, self.since_s = state, now_s
+        self.news.append(transition)
         self._p99s.clear()
         self._samples.clear()
         self._window_began_s = None
         self._failed = self._probing = self._probed_well = 0
-        return Transition(before, state, reason, now_s)
+        return transition
 
     def _end_window(self) -> None:
         if len(self._samples) >= self.config.min_requests:

@@ -47,8 +47,9 @@ class ReplicaView:
 
     @property
     def load(self) -> float:
-        """Requests per place, by weight: what ties are broken by."""
-        return (self.in_flight + 1) / max(1, self.limit) / self.weight
+        """Requests per place, by weight: what ties are broken by. Idle ones are equal, whatever their limit: one whose
+        limit has fallen must get requests to show that it may rise."""
+        return self.in_flight / max(1, self.limit) / self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ def route(
     near = [view for view in candidates if costs[view.name] <= least_s + max(TIE_S, TIE_SHARE * least_s)]
     if len(near) > 1:
         drawn = randomness.sample(near, 2)
-        return _decision(min(drawn, key=lambda view: (view.load, view.name)), "tie", request, costs)
+        # Of two that are equally loaded the one drawn first.
+        return _decision(min(drawn, key=lambda view: view.load), "tie", request, costs)
     if request.session == best.name and request.session_tokens > request.matched_tokens.get(best.name, 0):
         return _decision(best, "session", request, costs)
     return _decision(best, "prefix" if _cached(best, request) else "cheapest", request, costs)

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.config.groups import GroupConfig, ReplicaConfig
 from headrace.config.schema import Config
-from headrace.control.breaker import Transition
+from headrace.control.breaker import Breaker, Transition
 from headrace.control.concurrency import LimitBounds
 from headrace.engines.fleet.alerts import Alert, Alerts, Post
 from headrace.engines.fleet.budget import RetryBudget
@@ -292,10 +292,8 @@ class Fleet:
         opened = 0
         for replica in self._groups[group].replicas.values():
             breaker = replica.breaker(lane, self._config.lanes[lane].breaker)
-            transition = breaker.force_open(self._clock(), reason)
-            if transition is not None:
-                opened += 1
-                self._changed(group, replica, lane, transition)
+            opened += breaker.force_open(self._clock(), reason) is not None
+            self._hear(group, replica, lane, breaker)
         return opened
 
     def integrity(self) -> str | None:
@@ -329,9 +327,9 @@ class Fleet:
         breaker = place.replica.breakers[lane]
         if ttft_s is not None:
             ttft_s += self.slow_by.get(lane, 0.0)
-        transition = breaker.record(ttft_s, self._clock(), probe=place.probe)
-        if transition is not None:
-            self._changed(self._group_name(place.replica), place.replica, lane, transition)
+        breaker.record(ttft_s, self._clock(), probe=place.probe)
+        if breaker.news:
+            self._hear(self._group_name(place.replica), place.replica, lane, breaker)
 
     # Inside:
 
@@ -584,10 +582,14 @@ class Fleet:
                     replica.break_off(RemoteFailure("the engine stopped producing tokens", kind="timeout"))
                 replica.next_window()
                 for lane, breaker in replica.breakers.items():
-                    transition = breaker.tick(now_s)
-                    if transition is not None:
-                        self._changed(name, replica, lane, transition)
+                    breaker.tick(now_s)
+                    self._hear(name, replica, lane, breaker)
             group.dispatch(everyone=True)
+
+    def _hear(self, group: str, replica: Replica, lane: str, breaker: Breaker) -> None:
+        """Take note of what a breaker did."""
+        while breaker.news:
+            self._changed(group, replica, lane, breaker.news.popleft())
 
     def _changed(self, group: str, replica: Replica, lane: str, transition: Transition) -> None:
         """A breaker changed its state."""
