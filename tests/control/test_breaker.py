@@ -22,7 +22,7 @@ def feed(breaker: Breaker, ttft_s: float | None, seconds: int, begin_s: float = 
 
 def opened() -> tuple[Breaker, float]:
     breaker = Breaker(CONFIG)
-    (transition,) = feed(breaker, 0.8, 20)
+    (transition,) = feed(breaker, 0.8, 12)
     return breaker, transition.at_s
 
 

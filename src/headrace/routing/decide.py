@@ -9,7 +9,7 @@ the same best one would make it the worst.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal
 
@@ -59,7 +59,7 @@ class RouteRequest:
 
     prompt_tokens: int
     output_tokens: int = 0
-    matched_tokens: Mapping[str, int] = frozenset()  # type: ignore[assignment]
+    matched_tokens: Mapping[str, int] = field(default_factory=dict)
     session: str | None = None
     session_tokens: int = 0
     avoid: frozenset[str] = frozenset()
@@ -135,7 +135,7 @@ def _usual_rate(replicas: Sequence[ReplicaView]) -> float:
 def _cached(view: ReplicaView, request: RouteRequest) -> int:
     """Prompt tokens that the replica should still hold."""
     session = request.session_tokens if request.session == view.name else 0
-    return min(request.prompt_tokens - 1, max(request.matched_tokens.get(view.name, 0), session), request.prompt_tokens)
+    return min(request.prompt_tokens - 1, max(request.matched_tokens.get(view.name, 0), session))
 
 
 def _fits(view: ReplicaView, request: RouteRequest) -> bool:
