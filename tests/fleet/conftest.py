@@ -100,7 +100,8 @@ def chat(max_tokens: int | None = 8, **changes: Any) -> Submit:
     )
     name, priority = f"r{next(_numbers)}", changes.pop("priority", 0)
     sampling = SamplingParams()
-    return Submit(name, [], sampling, "chat", priority, max_tokens, wire=wire, estimated_prompt_tokens=8, **changes)
+    changes.setdefault("estimated_prompt_tokens", 8)
+    return Submit(name, [], sampling, "chat", priority, max_tokens, wire=wire, **changes)
 
 
 async def outputs(fleet: Fleet, request: Submit) -> list[SequenceOutput]:
