@@ -270,7 +270,7 @@ async def test_a_session_and_a_prefix_stay_with_their_replica(servers: Servers) 
     messages = b'[{"role":"user","content":"' + b"long " * 4000 + b'"}]'
     async with running(config_of({"g": group_of(both)})) as fleet:
         for _ in range(10):
-            await outputs(fleet, chat(1, messages=messages))
+            await outputs(fleet, chat(1, messages=messages, estimated_prompt_tokens=5000))
         counts = sorted(process.stats()["requests"] for process in both)
         assert counts == [0, 10]
 
