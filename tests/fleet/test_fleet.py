@@ -265,8 +265,8 @@ async def test_a_name_stands_for_its_addresses(servers: Servers) -> None:
 
 
 async def test_a_session_and_a_prefix_stay_with_their_replica(servers: Servers) -> None:
-    """The same long beginning goes where it was sent before."""
-    both = servers(2)
+    """The same long beginning goes where it was sent before: computing it takes long enough to matter."""
+    both = servers(2, ttft_s=0.03)
     messages = b'[{"role":"user","content":"' + b"long " * 4000 + b'"}]'
     async with running(config_of({"g": group_of(both)})) as fleet:
         for _ in range(10):
