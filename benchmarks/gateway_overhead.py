@@ -25,6 +25,8 @@ from headrace.engines.remote.connection import Address, Pool, post
 from headrace.errors import RemoteFailure
 
 TTFT_S, ITL_S = 0.05, 0.01
+WARM_UP_S = 1.0
+"""Requests of the first second open the connections that the others find open; they are not counted."""
 
 
 @dataclass
@@ -99,6 +101,8 @@ class Times:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Times:
+        begin_s = samples[0].sent_s + WARM_UP_S
+        samples = [sample for sample in samples if sample.sent_s >= begin_s]
         well = [s for s in samples if s.failure is None and s.first_s is not None and s.last_s is not None]
         ttft = [1000 * ((s.first_s or 0) - s.sent_s) for s in well]
         e2e = [1000 * ((s.last_s or 0) - s.sent_s) for s in well]
