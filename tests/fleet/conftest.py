@@ -18,6 +18,7 @@ from benchmarks.programmable_engine import EngineProcess
 from headrace.config.groups import GroupConfig, ProbeConfig, ReplicaConfig, RetryConfig, TimeoutConfig
 from headrace.config.schema import Config
 from headrace.engines.fleet.fleet import Fleet
+from headrace.engines.protocol import Engine, Tokenizer
 from headrace.lanes.lane import Lane
 from headrace.messages.engine import SamplingParams, SequenceOutput, Submit, WireRequest
 
@@ -66,9 +67,9 @@ def config_of(groups: dict[str, GroupConfig], **lane: Any) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Fleet]:
+async def running(config: Config, embedded: Engine | None = None) -> AsyncIterator[Fleet]:
     """A started fleet whose replicas are all well; at the end nothing may be left of any request."""
-    fleet = Fleet(config, randomness=Random(7))
+    fleet = Fleet(config, embedded=embedded, randomness=Random(7))
     await fleet.start()
     replicas = [replica for group in fleet.groups.values() for replica in group.replicas.values()]
     while not all(replica.engine.ready is not None and replica.health.healthy(0.0) for replica in replicas):
@@ -130,7 +131,7 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Callable[[Config], contextlib.AbstractAsyncContextManager[Door]]:
+def door(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Door]]:
     """Serves a configuration over HTTP."""
     import time
 
@@ -148,16 +149,18 @@ def door(tmp_path: Path) -> Callable[[Config], contextlib.AbstractAsyncContextMa
     from headrace.telemetry.metrics import Metrics
 
     @contextlib.asynccontextmanager
-    async def serve(config: Config) -> AsyncIterator[Door]:
+    async def serve(
+        config: Config, embedded: Engine | None = None, tokenizer: Tokenizer | None = None
+    ) -> AsyncIterator[Door]:
         config = msgspec.structs.replace(config, server=ServerConfig(port=0))
-        async with running(config) as fleet:
+        async with running(config, embedded) as fleet:
             live, metrics, ids = LiveConfig(config), Metrics("test"), itertools.count()
             gateway = Gateway(live, fleet, metrics, clock=time.monotonic)
             metrics.watch_fleet(FleetCollector(fleet, lambda: iter(live.config.lanes), time.monotonic))
             deps = Deps(
                 live=live,
                 engine=fleet,
-                tokenizer=NoVocabulary(),
+                tokenizer=tokenizer or NoVocabulary(),
                 gateway=gateway,
                 store=CompletionStore(tmp_path, 10),
                 metrics=metrics,

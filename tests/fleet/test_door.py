@@ -157,3 +157,29 @@ async def test_alerts_are_alertmanagers_json(servers: Servers) -> None:
     }  # fmt: skip
     assert firing["startsAt"] == "2023-11-14T22:13:20Z" and "endsAt" not in firing
     assert resolved["endsAt"] == "2023-11-14T22:13:30Z"
+
+
+async def test_the_embedded_engine_and_a_remote_one_serve_side_by_side(servers: Servers, door: Any) -> None:
+    """Each lane by its group: the embedded one from token ids, with exact counts."""
+    import time
+
+    from headrace.config.groups import GroupConfig
+    from headrace.config.schema import Config, ModelConfig
+    from headrace.engines.scripted import ScriptedEngine, ScriptedTokenizer, text_script
+    from headrace.lanes.lane import Lane
+
+    embedded = ScriptedEngine(text_script("from within"), clock=time.monotonic)
+    await embedded.start()
+    config = Config(
+        model=ModelConfig(source="own"),
+        groups={"own": GroupConfig(kind="embedded"), "far": group_of(servers(1))},
+        lanes={"chat": Lane(group="own"), "remote": Lane(group="far")},
+        default_lane="chat",
+    )
+    async with door(config, embedded, ScriptedTokenizer()) as served:
+        near = (await served.chat(model="own")).json()
+        assert near["choices"][0]["message"]["content"] == "from within"
+        assert near["usage"]["prompt_tokens"] == len("user: hi\nassistant: ")
+        far = await served.chat({"x-headrace-lane": "remote"}, model="own", max_tokens=3)
+        assert far.json()["choices"][0]["message"]["content"] == words(3)
+    await embedded.close()

@@ -306,3 +306,39 @@ async def test_a_new_configuration_loses_nothing(servers: Servers) -> None:
         assert len(fleet.groups["g"].replicas) == 2
         assert {text(found) for found in await asyncio.gather(*streams)} == {words(40)}
         assert one.stats()["aborted"] == 0
+
+
+async def test_the_embedded_engine_is_a_replica_like_any_other(servers: Servers) -> None:
+    """Its group's lane is served by it, by token ids; when it is gone the fallback group takes over from the JSON."""
+    import time
+
+    import msgspec
+
+    from headrace.config.groups import GroupConfig
+    from headrace.engines.fleet.fleet import Fleet
+    from headrace.engines.scripted import ScriptedEngine, text_script
+
+    embedded = ScriptedEngine(text_script("from within"), clock=time.monotonic)
+    await embedded.start()
+    groups = {
+        "own": GroupConfig(kind="embedded", unavailable_wait_s=0.2),
+        "spare": group_of(servers(1)),
+    }
+    fleet = Fleet(config_of(groups, fallback=Fallback(group="spare")), embedded=embedded)
+    await fleet.start()
+    try:
+        request = msgspec.structs.replace(chat(64), prompt_tokens=[1, 2, 3])
+        assert text(await outputs(fleet, request)) == "from within"
+        assert embedded.submitted[0].wire is None and embedded.submitted[0].prompt_tokens == [1, 2, 3]
+        embedded.kill()
+        request = msgspec.structs.replace(chat(4), prompt_tokens=[1, 2, 3])
+        assert text(await outputs(fleet, request)) == words(4)
+        assert fleet.degradation(request.request_id) == "group=spare"
+        embedded.revive()
+        while fleet.not_served("chat") is not None:
+            await asyncio.sleep(0.02)
+        request = msgspec.structs.replace(chat(64), prompt_tokens=[1])
+        assert text(await outputs(fleet, request)) == "from within"
+    finally:
+        await fleet.close()
+        await embedded.close()

@@ -265,6 +265,8 @@ class Run:
     def _request(self, group: Group) -> Submit:
         """What goes to an engine of the group: from where the answer broke off, in the group's model."""
         submit, wire = self.submit, self.submit.wire
+        if group.config.kind == "embedded":
+            return msgspec.structs.replace(submit, wire=None)  # it takes token ids
         if wire is not None and self._sent_tokens and self._sent is not None:
             text = "".join(self._sent)
             wire = msgspec.structs.replace(wire, continued=text, continued_tokens=self._sent_tokens)
