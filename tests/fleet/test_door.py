@@ -183,3 +183,39 @@ async def test_the_embedded_engine_and_a_remote_one_serve_side_by_side(servers: 
         far = await served.chat({"x-headrace-lane": "remote"}, model="own", max_tokens=3)
         assert far.json()["choices"][0]["message"]["content"] == words(3)
     await embedded.close()
+
+
+async def test_a_request_leaves_no_cycles_behind(servers: Servers, door: Any) -> None:
+    """Everything of it is freed when it ends: a collector that has nothing to find makes no pauses."""
+    import gc
+    import time
+
+    from headrace.engines.remote.connection import Address, Pool, fetch
+
+    body = msgspec.json.encode(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": True}
+    )
+    async with door(config_of({"g": group_of(servers(1))})) as served:
+        pool = Pool(Address.of(served.url), clock=time.monotonic, connect_s=5.0)
+
+        async def ask(times: int) -> None:
+            for _ in range(times):
+                status, _ = await fetch(
+                    pool, "/v1/chat/completions", b"", body=body, limit_bytes=100_000, timeout_s=10.0
+                )
+                assert status == 200
+
+        await ask(5)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await ask(20)
+            gc.collect()
+            left = [type(found).__name__ for found in gc.garbage if type(found).__module__.startswith("headrace")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+            pool.close()
+        assert left == []

@@ -15,8 +15,9 @@ from headrace.messages.engine import SamplingParams, Submit, WireRequest
 
 
 def piece(choice: str) -> Piece | None:
-    (found,) = read_chunk(b'{"choices":[' + choice.encode() + b"]}").choices or ()
-    return piece_of(found)
+    choices = read_chunk(b'{"choices":[' + choice.encode() + b"]}").choices or []
+    assert len(choices) == 1
+    return piece_of(choices[0])
 
 
 def test_text_comes_from_both_forms() -> None:

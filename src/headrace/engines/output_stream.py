@@ -100,7 +100,7 @@ class OutputStream:
             try:
                 self._begin(self)
             except EngineError:
-                self._ended = True
+                self._let_go()
                 raise
         while not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -116,14 +116,25 @@ class OutputStream:
             self._pressed = False
             self._pressure(False)
         if isinstance(item, EngineError):
-            self._ended = True
+            self._let_go()
             raise item
         if item.finish is not None:
-            self._ended = True
+            self._let_go()
         return item
 
     async def aclose(self) -> None:
         """End the stream; aborts the sequence when it has begun and not ended."""
         if self._started and not self._ended:
             self._abort(self)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """It has ended: whoever made it and reads it is let go of. They hold it in turn, and thousands of such cycles
+        would wait for the collector, whose pauses every other stream would see."""
         self._ended = True
+        self._begin = self._abort = _nothing
+        self._sink = self._pressure = None
+
+
+def _nothing(_: OutputStream) -> None:
+    return

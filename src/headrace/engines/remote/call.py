@@ -268,6 +268,7 @@ class Call:
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         connection, self._connection = self._connection, None
         if connection is not None and connection.listener is self:
             connection.abort()

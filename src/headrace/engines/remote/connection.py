@@ -133,6 +133,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         listener, self._listener = self._listener, None
+        del self._parser  # it holds this connection
         self._on_lost(self)
         if listener is None:
             return
