@@ -53,7 +53,7 @@ class Request:
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
-        return tuple([len(sequence.prompt_tokens) for sequence in self.sequences])
+        return tuple([sequence.prompt_count for sequence in self.sequences])
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,12 @@ class Plan:
     lane: LaneDecision
     slo: SLO
     sequences: list[Submit] = field(repr=False)
+    remote: bool = False
+    """Whether prompts have no token ids here, only estimated counts."""
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(prompt.tokens) for prompt in self.prompts)
+        return sum(prompt.count for prompt in self.prompts)
 
 
 def resolve_model(config: Config, model: str | None) -> str:

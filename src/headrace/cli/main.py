@@ -25,6 +25,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("headrace.cli.config", "init", "Write a commented configuration file."),
     "config": ("headrace.cli.config", "config", "Check a configuration, or show it with all defaults."),
     "kv": ("headrace.cli.kv", "kv", "Judge how precisely KV memory must be kept."),
+    "drill": ("headrace.cli.drill", "drill", "Rehearse that a lane's engines get slow."),
     "knobs": ("headrace.cli.knobs", "knobs", "Read and change how a running server schedules."),
 }
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
+from headrace.config.groups import FleetConfig, GroupConfig
 from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype
 from headrace.lanes.defaults import default_lanes
@@ -178,13 +179,26 @@ class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """One whole configuration. ``default_lane`` takes what no rule recognises."""
+    """One whole configuration. ``default_lane`` takes what no rule recognises. Without ``groups`` the embedded engine
+    serves every lane; with them ``default_group`` serves the lanes that name none (None: the only group there is)."""
 
     model: ModelConfig = ModelConfig()
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     control: ControlConfig = ControlConfig()
+    fleet: FleetConfig = FleetConfig()
+    groups: dict[str, GroupConfig] = {}
+    default_group: str | None = None
     lanes: dict[str, Lane] = field(default_factory=default_lanes)
     default_lane: str = "interactive"
     tenants: dict[str, Tenant] = {}
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def embeds_engine(self) -> bool:
+        """Whether headrace runs its own engine."""
+        return not self.groups or any(group.kind == "embedded" for group in self.groups.values())
+
+    def group_of(self, lane: Lane) -> str:
+        """The name of the lane's group; call it only where there are groups."""
+        return lane.group or self.default_group or next(iter(self.groups))

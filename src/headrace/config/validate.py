@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from headrace.config.fields import Note, notes
+from headrace.config.group_checks import group_problems
 from headrace.config.model_names import served_model_names
 from headrace.config.problems import Problem
 from headrace.config.schema import Config, Tenant
@@ -41,6 +42,7 @@ def validate(config: Config, env: Mapping[str, str]) -> list[Problem]:
         *_bands(config),
         *scheduling_problems(config),
         *_lanes(config),
+        *group_problems(config, env),
         *_keys(config, env),
         *_tenants(config),
     ]
@@ -171,7 +173,7 @@ def _lane_limits(where: str, lane: Lane) -> Iterator[Problem]:
 def _overload(config: Config, where: str, lane: Lane) -> Iterator[Problem]:
     fallback = lane.fallback
     served = served_model_names(config)
-    if fallback.model is not None and fallback.model not in served:
+    if fallback.model is not None and not config.groups and fallback.model not in served:
         yield Problem(
             f"{where}.fallback.model",
             f"there is no model {fallback.model[:64]!r} to fall back to: only the served model exists"

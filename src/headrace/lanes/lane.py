@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.control.breaker import BreakerConfig
 from headrace.kv.precision import KvDtype
 
 Overload = Literal["shed", "degrade", "queue"]
@@ -32,11 +33,13 @@ class LaneMatch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A cheaper answer for when the full one would come too late: at most ``max_tokens`` output tokens, by
-    ``model``. Only the served model exists, so ``model`` is None or one of its names."""
+    """A cheaper answer for when the full one would come too late: at most ``max_tokens`` output tokens. Where there are
+    groups, ``group`` takes over when the lane's own cannot serve it (its breakers are open, no replica is well), with
+    ``model`` in place of that group's. Without groups only the served model exists: ``model`` is one of its names."""
 
     max_tokens: int | None = None
     model: str | None = None
+    group: str | None = None
 
 
 class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,6 +54,9 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     ``weight`` is the lane's share of engine time under contention, against the other lanes' weights. ``overload``
     says what becomes of a request whose answer is predicted to come later than ``patience`` times its target: it is
     shed, degraded to ``fallback`` (shed when that is too late as well), or queued all the same.
+
+    Where there are groups, ``group`` serves the lane (None: ``default_group``), ``breaker`` says when a replica is too
+    slow for it, and a request without a first token after ``hedge_after_s`` is sent to a second replica too.
     """
 
     description: str = ""
@@ -69,3 +75,6 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     overload: Overload = "shed"
     patience: float = 10.0
     fallback: Fallback = Fallback()
+    group: str | None = None
+    hedge_after_s: float | None = None
+    breaker: BreakerConfig = BreakerConfig()

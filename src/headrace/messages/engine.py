@@ -17,7 +17,8 @@ from headrace.kv.precision import KvDtype, at_least
 from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls", "content_filter"]
+"""The last two come from remote engines only."""
 PrefixSharing = Literal["tenant", "all"]
 """Whose requests may begin with KV that another one's prompt left: the same tenant's, or everybody's."""
 
@@ -79,6 +80,25 @@ class Start(Struct, frozen=True, tag="start"):
     layouts: list[BandLayout] = []
 
 
+class WireRequest(Struct, frozen=True):
+    """A request in the JSON of its client, for engines that take no token ids.
+
+    ``prompt`` is the JSON of ``messages`` or ``prompt``; ``fields`` are the other members that the engine gets as they
+    came, as JSON without the braces around them: no model, no limit of tokens, no ``stream`` (``Submit`` and the
+    engine say those). ``continuable``: an answer cut off may be taken up after its text, because nothing but text can
+    have come before (no tools, no constrained output, no log-probabilities). ``continued`` is the text of the answer
+    that was sent already, of ``continued_tokens`` tokens.
+    """
+
+    endpoint: Literal["chat", "completion"]
+    prompt: bytes
+    fields: bytes = b""
+    continuable: bool = True
+    continued: str = ""
+    continued_tokens: int = 0
+    model: str | None = None
+
+
 class Submit(Struct, frozen=True, tag="submit"):
     """One sequence to generate. ``request_id`` is unique among live sequences.
 
@@ -87,6 +107,9 @@ class Submit(Struct, frozen=True, tag="submit"):
     ``priority`` (lower is more urgent) come from the lane; times are on the clock of ``arrived_s``.
     ``expected_tokens`` is the output length to expect, ``stream`` whether the client reads tokens as they come.
     ``min_kv_dtype``: it runs only in bands that keep KV at least this precisely (None: in any).
+
+    ``wire`` is the request as a remote engine takes it. Without a vocabulary there are no ``prompt_tokens`` then, and
+    ``estimated_prompt_tokens`` says how many there should be. ``session`` names the conversation that it belongs to.
     """
 
     request_id: str
@@ -103,6 +126,14 @@ class Submit(Struct, frozen=True, tag="submit"):
     expected_tokens: int | None = None
     stream: bool = True
     min_kv_dtype: KvDtype | None = None
+    wire: WireRequest | None = None
+    estimated_prompt_tokens: int = 0
+    session: str | None = None
+
+    @property
+    def prompt_count(self) -> int:
+        """How many tokens the prompt has, or should have."""
+        return len(self.prompt_tokens) or self.estimated_prompt_tokens
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -157,6 +188,10 @@ class SequenceOutput(Struct, frozen=True, array_like=True, omit_defaults=True):
     held back. ``token_ids`` are the tokens sampled in this step (normally one). On the last output
     ``finish`` is set and every held-back byte has been released. The first output carries ``queue_wait_s`` and
     ``cached_tokens``: how many prompt tokens did not have to be computed.
+
+    Of remote engines: ``more_tokens`` counts tokens whose ids are not known, ``delta`` is the JSON of what came
+    besides text (tool calls, reasoning), and with ``finish`` ``error`` ``refused_status`` is the HTTP status with which
+    the engine refused the request as its client's fault (0: it did not). An id of -1 in log-probabilities is unknown.
     """
 
     request_id: str
@@ -170,6 +205,14 @@ class SequenceOutput(Struct, frozen=True, array_like=True, omit_defaults=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queue_wait_s: float | None = None
+    more_tokens: int = 0
+    delta: bytes | None = None
+    refused_status: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.token_ids) + self.more_tokens
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
