@@ -4,7 +4,7 @@
 
 Three sides on the same machines: *first come as it comes* (vLLM's defaults, requests dealt out in turn, nobody
 refused), *first come, tuned* (its token budget and its routing chosen), and *headrace, tuned* (lanes, admission by
-prediction, the hybrid step policy; its longest urgent step and its token budget chosen). Both tuned sides get ten
+prediction, its own routing, the hybrid step policy; its longest urgent step and token budget chosen). Both get ten
 settings, tried on the seeds ``TUNING_SEEDS`` at the rates ``TUNING_RATES_RPS``; the one with the highest mean of the
 worst lane's attainment is taken. Everything that is reported runs on ``SEEDS``, which choosing never saw. Then:
 
@@ -80,7 +80,7 @@ classes:
 FIRST_COME: Final[dict[str, object]] = {"groups.main.engine.policy": "vllm", "gateway.admission": False}
 HEADRACE: Final[dict[str, object]] = {
     "groups.main.engine.policy": "hybrid",
-    "gateway.routing": "power-of-two",
+    "gateway.routing": "gateway",
     "gateway.admission": True,
 }
 AS_IT_COMES: Final[dict[str, object]] = {**FIRST_COME, "gateway.routing": "round-robin"}
