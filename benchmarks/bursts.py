@@ -241,10 +241,10 @@ def compare(
     """All three questions for one strategy."""
     usually = run_all(usual(rate), strategy, seeds, admission)
     bursts = [
-        stream(lane, lane, f"burst({rate * mix.share}, {rate * mix.share * BURST}, at={STARTS_S}, length={BURST_S})")
+        stream(f"burst-{lane}", lane, f"burst(0, {(BURST - 1) * rate * mix.share}, at={STARTS_S}, length={BURST_S})")
         for lane, mix in MIX.items()
     ]
-    burst = run_all(bursts, strategy, seeds, admission)
+    burst = run_all([*usual(rate), *bursts], strategy, seeds, admission)
     for lane in MIX:
         of_lane = _in_lane(lane)
         results.burst(strategy, lane, of(burst, of_lane, 0.0), of(usually, of_lane, 0.0))

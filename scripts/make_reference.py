@@ -38,6 +38,7 @@ from headrace.config.schema import (
     Config,
     ControlConfig,
     EngineConfig,
+    KvMemoryConfig,
     ModelConfig,
     SchedulingConfig,
     ServerConfig,
@@ -60,6 +61,7 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
     ("server", ServerConfig),
     ("engine", EngineConfig),
     ("engine.bands[]", BandConfig),
+    ("engine.kv_memory", KvMemoryConfig),
     ("engine.scheduling", SchedulingConfig),
     ("control", ControlConfig),
     ("control.tuner", TunerConfig),
@@ -91,7 +93,8 @@ _RESPONSE_HEADERS: Final = {
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
     "x-headrace-predicted-ttft-ms": "The time to the first token as predicted at admission, in milliseconds.",
-    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full` or `predicted_late`.",
+    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share`, `kv_memory`.",
+    "x-headrace-kv-level": "With 429 for want of KV memory: its level, `refuse` or `move`.",
     "x-request-id": "The request's id, on every response.",
 }
 _HEADER: Final = re.compile(r"x-[a-z-]+|authorization|retry-after|www-authenticate")

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,15 +119,20 @@ def server(name: str, served: Path) -> Iterator[str]:
     served.write_bytes(msgspec.json.encode(figures))
 
 
-def main() -> None:
-    """Run the round."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, from the command line unless ``arguments`` are given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement")
     parser.add_argument("server", choices=sorted(LOADS))
     parser.add_argument("--round", type=int, required=True, help="number of the round; also the seed")
     parser.add_argument("--guidellm", type=Path, required=True, help="the program, in an environment of its own")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of benchmarks.agreement.tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the round."""
+    options = parse()
     load, number = LOADS[options.server], options.round
     folder = (options.output / f"round-{number}").resolve()
     folder.mkdir(parents=True)

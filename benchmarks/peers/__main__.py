@@ -18,6 +18,7 @@ import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -47,7 +48,7 @@ whatever its length."""
 
 
 def main() -> None:
-    options = _options()
+    options = parse()
     program = building.llama_server(say)
     workload = load_workload(options.workload)
     rows: list[list[str]] = []
@@ -136,7 +137,8 @@ def _command() -> str:
     return f"make bench-peers ARGS={shlex.quote(arguments)}" if arguments else "make bench-peers"
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, from the command line unless ``arguments`` are given."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description=__doc__,
@@ -166,7 +168,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workload", default="mixed-enterprise")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each further one takes the next")
     parser.add_argument("--records", type=Path, help="a folder in which every run's raw records are kept")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _at_least_one(text: str) -> int:

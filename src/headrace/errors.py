@@ -96,10 +96,12 @@ class ContextTooLong(RequestError):
 
 
 class Overloaded(HeadraceError):
-    """Shed on purpose. ``reason`` is a metric label, ``retry_after_s`` the predicted time until room."""
+    """Shed on purpose. ``reason`` is a metric label, ``retry_after_s`` the predicted time until room, ``kv_level`` the
+    level of KV memory where that is why."""
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, reason: str, retry_after_s: float, kv_level: str | None = None) -> None:
         super().__init__(message)
+        self.kv_level = kv_level
         self.reason = reason
         self.retry_after_s = retry_after_s
 

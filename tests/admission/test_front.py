@@ -81,7 +81,7 @@ def test_a_request_is_degraded_when_only_its_length_makes_it_late() -> None:
 
 
 def test_predictions_follow_what_happens() -> None:
-    """First tokens that take three times as long as predicted, again and again, are predicted so."""
+    """First tokens that take twice as long as predicted, again and again, are predicted so."""
     front = Front()
     idle_s = predict_idle(arrival(100), RATES).ttft_s
     for number in range(80):
@@ -90,8 +90,10 @@ def test_predictions_follow_what_happens() -> None:
         front.ledger.close(ticket.entry)
     verdict = front.judge(request(100), OPEN, RATES, 80.0)
     assert verdict.predicted is not None
-    assert verdict.predicted.ttft_s - 80.0 == pytest.approx(2 * idle_s, rel=0.1)
-    assert front.accuracy.errors()["own"] < 0.1
+    # After 80 answers 0.95 ** 80, 1.7 %, is left of the beginning; of 0.05 s, it counts half as much as an answer.
+    assert verdict.predicted.ttft_s - 80.0 == pytest.approx(2 * idle_s, rel=0.01)
+    # Of errors that begin at all of the prediction 1.7 % is left, and 4 % in all with those on the way.
+    assert front.accuracy.errors()["own"] < 0.05
 
 
 def test_a_request_tried_anew_teaches_nothing_about_predictions() -> None:

@@ -72,7 +72,9 @@ def test_predictions_are_right_below_and_beyond_what_the_engine_can_take(
 
 
 def test_shedding_keeps_those_in_time_that_are_let_in() -> None:
-    """At a third more than the engine can take, the queue of a lane that sheds nothing makes nearly all late."""
+    """At a third more than the engine can take, the queue of a lane that sheds nothing makes nearly all late. Of those
+    let in one in twenty may be: predictions are medians, the step times vary, and what came later may pass (7 of 294
+    with this seed)."""
     queued, shed = serve(6.0, "queue"), serve(6.0, "shed")
     assert good(shed) > 3 * good(queued)
     late = [record for _, record in shed.let_in if record.ttft_s is None or record.ttft_s > 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,32 @@ async def test_an_offer_to_change_the_protocol_is_ignored(tmp_path: Path, protoc
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200")
     assert HELLO.encode() in answer
+
+
+async def test_requests_and_connections_leave_nothing_to_the_collector(tmp_path: Path) -> None:
+    """Answered, refused, streamed, or left by the client: when it is over, no part of it waits in a reference cycle.
+    Cycles are found only now and then, and memory grows until then."""
+    async with serving(tmp_path) as served:
+        await served.chat()  # imports and caches
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(5):
+                await served.chat()
+                await served.chat(stream=True)
+                await served.client.post("/v1/chat/completions", content=b"{")
+                _, writer = await served.connect()
+                writer.write(post("/v1/chat/completions", chat_body(stream=True)))
+                await writer.drain()
+                writer.transport.abort()
+            await served.until(lambda: not served.engine.live_requests and served.deps.gateway.ledger.empty)
+            await served.client.aclose()
+            await asyncio.sleep(0)
+            gc.collect()
+            kept = [one for one in gc.garbage if type(one).__module__.startswith(("headrace.", "uvicorn."))]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not kept, {type(one).__qualname__ for one in kept}

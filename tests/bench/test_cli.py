@@ -227,6 +227,30 @@ def test_ctrl_c_stops_sending_and_reports_what_there_is(tmp_path: Path, server: 
     assert (tmp_path / "out" / "report.html").exists()
 
 
+def test_ctrl_c_in_a_sweep_reports_the_measurements_that_were_whole(tmp_path: Path, server: TruthServer) -> None:
+    """Pressed in the second one: sweep.json and the report have the first."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "bench", "sweep", "--target", f"http://127.0.0.1:{server.port}",
+         "--model", "truth", "--start", "20", "--duration", "2", "--output-length", "2", "--attainment", "0.5",
+         "--output", "out"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    until_s = time.monotonic() + 30
+    while time.monotonic() < until_s:
+        second = [file for file in tmp_path.glob("out/records-02-*") if file.read_bytes().count(b"\n") > 5]
+        if second:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert "The search was interrupted." in " ".join(output.split())  # a narrow terminal wraps it
+    found = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert found["reason"] == "interrupted" and len(found["trials"]) == 1
+    assert (tmp_path / "out" / "report.html").exists()
+
+
 def written(folder: Path, info: RunInfo, records: list[RequestRecord]) -> Path:
     folder.mkdir()
     lines = [msgspec.json.encode(item) for item in (info, *records)]

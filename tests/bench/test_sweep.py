@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
@@ -234,27 +233,55 @@ def test_false_answers_are_rarer_than_the_confidence_allows() -> None:
     assert sum(result.answer_rps is not None for result in results) > searches * 0.95
 
 
-def test_measuring_is_left_to_the_caller() -> None:
-    """A server that answers in 100 ms up to 9 requests/s and in 900 ms above."""
-    asked: list[tuple[float, float]] = []
+def _measured(step: NextTrial, *, interrupted: bool = False) -> tuple[RunInfo, list[RequestRecord]]:
+    """By a server that answers in 100 ms up to 9 requests/s and in 900 ms above."""
+    ttft_ms = 100 if step.rate_rps <= 9 else 900
+    count = int(step.rate_rps * step.duration_s)
+    records = [answered(i, i * 1000 / step.rate_rps, ttft_ms=ttft_ms, gaps_ms=(10,)) for i in range(count)]
+    slos = {"chat": {"ttft_s": 0.5}}
+    info = run_info(duration_s=step.duration_s, wall_s=step.duration_s + 1, slos=slos, simulated=True)
+    return msgspec.structs.replace(info, interrupted=interrupted), records
 
-    async def measure(rate: float, duration: float) -> tuple[RunInfo, list[RequestRecord]]:
-        asked.append((rate, duration))
-        ttft_ms = 100 if rate <= 9 else 900
-        count = int(rate * duration)
-        records = [answered(i, i * 1000 / rate, ttft_ms=ttft_ms, gaps_ms=(10,)) for i in range(count)]
-        return run_info(
-            duration_s=duration, wall_s=duration + 1, slos={"chat": {"ttft_s": 0.5}}, simulated=True
-        ), records
+
+PLAN = SweepSettings(start_rps=8.0, duration_s=120.0, tolerance=0.1, confirmations=0)
+
+
+def test_measuring_is_left_to_the_caller() -> None:
+    """Who is asked for one trial after the other, each with its number, and hears of each."""
+    asked: list[tuple[int, float]] = []
+
+    def measure(number: int, step: NextTrial) -> tuple[RunInfo, list[RequestRecord]]:
+        asked.append((number, step.rate_rps))
+        return _measured(step)
 
     heard: list[Trial] = []
-    plan = SweepSettings(start_rps=8.0, duration_s=120.0, tolerance=0.1, confirmations=0)
-    result = asyncio.run(sweep(measure, plan, on_trial=heard.append))
-    assert result.answer_rps == 8.723
-    assert [rate for rate, _ in asked] == [8.0, 16.0, 11.31, 9.512, 8.723]
+    result = sweep(measure, PLAN, on_trial=heard.append)
+    assert result is not None and result.answer_rps == 8.723
+    assert asked == list(enumerate([8.0, 16.0, 11.31, 9.512, 8.723]))
     assert heard == result.trials
     assert result.points[0].lanes["chat"].ttft_p99_s == 0.1
     assert any(note.startswith("Simulated") for note in result.notes)
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["in a run", "between runs"])
+def test_an_interrupted_search_tells_what_it_has(between: bool) -> None:
+    """Two trials were whole: the answer so far, and that it was interrupted. Without any there is nothing to tell."""
+
+    def search(whole: int) -> SweepResult | None:
+        def measure(number: int, step: NextTrial) -> tuple[RunInfo, list[RequestRecord]]:
+            if number == whole and between:
+                raise KeyboardInterrupt
+            return _measured(step, interrupted=number == whole)
+
+        return sweep(measure, PLAN)
+
+    assert search(0) is None
+    found = search(2)
+    assert found is not None and found.reason == "interrupted"
+    assert [trial.rate_rps for trial in found.trials] == [8.0, 16.0]
+    assert (found.answer_rps, found.first_not_holding_rps) == (8.0, 16.0)
+    assert found.finding.endswith("The search was interrupted.")
+    assert sweep_from_json(sweep_to_json(found)) == found
 
 
 @pytest.mark.parametrize(

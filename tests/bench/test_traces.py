@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -15,15 +14,13 @@ from hypothesis import strategies as st
 
 from headrace.bench.load.traces import TRACE_FORMATS, TraceFile, TraceOptions, TraceRow
 from headrace.errors import ConfigError
+from tests.bench.trace_samples import AZURE, BAILIAN, BURSTGPT, HEADRACE, MOONCAKE, json_lines, rows, trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
 S = 1_000_000_000
 
-AZURE = """\
-TIMESTAMP,ContextTokens,GeneratedTokens\r
-2023-11-16 18:15:46.6805900,374,44\r
-2023-11-16 18:15:50.9951690,396,109\r
-2023-11-17 18:15:46.6805901,879,55"""
 
 AZURE_2024 = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -31,18 +28,6 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 02:00:01+02:00,2399,6
 """
 
-MOONCAKE = """\
-{"timestamp": 0, "input_length": 1500, "output_length": 500, "hash_ids": [0, 1, 2]}
-{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [0, 7]}
-"""
-
-BURSTGPT = """\
-Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,ChatGPT,472,18,490,Conversation log
-45,GPT-4,1087,230,1317,API log
-45.5,ChatGPT,300,0,300,Conversation log
-118,GPT-4,417,276,693,Conversation log
-"""
 
 BURSTGPT_SESSIONS = """\
 Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -54,35 +39,6 @@ Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tok
 """
 
 
-def json_lines(*lines: dict[str, object]) -> str:
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def bailian(chat: int, parent: int, at_s: float, inputs: int, outputs: int, kind: str, turn: int, *ids: int) -> str:
-    """A line as the Bailian traces have it."""
-    lengths = {"input_length": inputs, "output_length": outputs}
-    return json_lines(
-        {"chat_id": chat, "parent_chat_id": parent, "timestamp": at_s, **lengths, "type": kind, "turn": turn}
-        | {"hash_ids": list(ids)}
-    )
-
-
-BAILIAN = (
-    bailian(55, -1, 1.5, 40, 10, "text", 1, 1, 2, 3)
-    + bailian(56, -1, 2.0, 17, 5, "file", 1, 9, 8)
-    + bailian(159, 55, 61.114, 64, 13, "text", 2, 1, 2, 3, 4)
-    + bailian(160, 159, 70, 80, 13, "text", 3, 1, 2, 3, 4, 5)
-    + bailian(161, 7, 71, 80, 13, "search", 4, 6)
-)
-
-CHAT: dict[str, object] = {"class": "chat", "lane": "live", "session": "x"}
-HEADRACE = json_lines(
-    {"at_s": 0.25, "input_tokens": 100, "output_tokens": 7},
-    {"at_s": 1, "input_tokens": 200, "output_tokens": 8, **CHAT, "headers": {"x-tenant-id": "t"}},
-    {"at_s": 2, "input_tokens": 300, "output_tokens": 9, **CHAT, "hash_ids": [4, 5], "block_tokens": 128},
-    {"at_s": 2, "input_tokens": 300, "output_tokens": 9, "session": "y", "turn": 4},
-)
-
 SAMPLES = {
     "azure": AZURE,
     "mooncake": MOONCAKE,
@@ -90,16 +46,6 @@ SAMPLES = {
     "bailian": BAILIAN,
     "headrace": HEADRACE,
 }
-
-
-def trace(folder: Path, content: str | bytes, options: TraceOptions | None = None) -> TraceFile:
-    path = folder / "trace"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return TraceFile(path, options or TraceOptions())
-
-
-def rows(folder: Path, content: str | bytes, options: TraceOptions | None = None) -> list[TraceRow]:
-    return list(trace(folder, content, options))
 
 
 def test_azure_dates_count_from_the_first_row(tmp_path: Path) -> None:
@@ -251,128 +197,9 @@ def test_a_large_trace_is_not_held_in_memory(tmp_path: Path) -> None:
     assert peak_bytes < 500_000
 
 
-HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-DATE = "2023-11-16 18:15:46.68"
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("", ": is empty; a trace has a request a line"),
-        ("\n \n", ": is empty; a trace has a request a line"),
-        ("a,b\n", ", line 1: has the fields a, b: no trace format of azure, mooncake, burstgpt, bailian, headrace"),
-        ('\n{"a": 1, "b": 2}', ", line 2: has the fields a, b: no trace format of azure, mooncake"),
-        ("{", ", line 1: Input data was truncated"),
-        ("[" * 9, ", line 1: has the fields [[[[[[[[[: no trace format"),
-        (b"\xff\xfe", ", line 1: is not UTF-8 text (invalid start byte)"),
-        (HEADER + DATE + ",1\n", ", line 2: has 2 cells; the header has 3"),
-        (HEADER + f"{DATE},1,2\n{DATE},x,2\n", ", line 3: ContextTokens is 'x'; it must be a whole number from 0"),
-        (HEADER + f"{DATE},1,-2\n", ", line 2: GeneratedTokens is '-2'; it must be a whole number from 0"),
-        (HEADER + f"{DATE},1,2.5\n", ", line 2: GeneratedTokens is '2.5'; it must be a whole number from 0"),
-        (HEADER + f"{DATE},1,200000000\n", ", line 2: GeneratedTokens is '200000000'; it must be"),
-        (HEADER + "yesterday,1,2\n", ", line 2: TIMESTAMP is 'yesterday'; it must be a date such as 2023-11-16"),
-        (HEADER + "2023-13-16 18:15:46,1,2\n", ", line 2: TIMESTAMP is '2023-13-16 18:15:46'; it must be a date"),
-        (HEADER + f'{DATE},"1,2\n', ", line 2: is not a line of CSV: unexpected end of data"),
-        (
-            HEADER + f"{DATE},1,2\n2023-11-16 18:15:45.18,1,2\n",
-            ", line 3: goes back in time by 1.5 s; sort the file by time",
-        ),
-        (BURSTGPT + "x,ChatGPT,1,2,3,API log", ", line 6: Timestamp is 'x'; it must be seconds from 0 to 1e+09"),
-        (BURSTGPT + "nan,ChatGPT,1,2,3,API log", ", line 6: Timestamp is 'nan'; it must be seconds from 0 to 1e+09"),
-        (BURSTGPT + "9,ChatGPT,1,2,3,API log", ", line 6: goes back in time by 109 s"),
-        (
-            MOONCAKE + '{"timestamp": 30000, "input_length": 5}',
-            ", line 3: Object missing required field `output_length`",
-        ),
-        (MOONCAKE + '{"timestamp": "3"}', ", line 3: Expected `float`, got `str` - at `$.timestamp`"),
-        (MOONCAKE + '{"timestamp": 1e300}', ", line 3: Expected `float` <= 1000000000000.0 - at `$.timestamp`"),
-        (MOONCAKE + "{broken", ", line 3: JSON is malformed"),
-        (MOONCAKE + "[" * 100_000, ", line 3: "),
-        (
-            BAILIAN + '{"chat_id": 1, "timestamp": 99, "input_length": 5, "output_length": -5}',
-            ", line 6: Expected `int` >= 0 - at `$.output_length`",
-        ),
-        (
-            BAILIAN + '{"chat_id": 1, "timestamp": 99, "input_length": 5, "output_length": 5, "turn": 0}',
-            ", line 6: Expected `int` >= 1 - at `$.turn`",
-        ),
-        (
-            HEADRACE + '{"at_s": 3, "input_tokens": 0, "output_tokens": 9}',
-            ", line 5: Expected `int` >= 1 - at `$.input_tokens`",
-        ),
-        (
-            HEADRACE + '{"at_s": 3, "input_tokens": 1, "output_tokens": 9, "header": {}}',
-            ", line 5: Object contains unknown field `header`; did you mean 'headers'?",
-        ),
-        (
-            HEADRACE + '{"at_s": 3, "input_tokens": 1, "output_tokens": 9, "zzz": {}}',
-            ", line 5: Object contains unknown field `zzz` (known: at_s, input_tokens, output_tokens, class, lane,",
-        ),
-        (
-            HEADRACE + '{"at_s": 3, "input_tokens": 1, "output_tokens": 9, "turn": 1}',
-            ", line 5: has a turn without a session",
-        ),
-    ],
-)
-def test_a_malformed_trace_is_refused_with_file_and_line(content: str | bytes, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        rows(tmp_path, content)
-    assert str(caught.value).startswith(f"{tmp_path / 'trace'}{problem}")
-
-
-def test_a_format_that_the_file_is_not_in_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"line 1: has no column 'Timestamp' \(columns: TIMESTAMP, ContextTokens"):
-        rows(tmp_path, AZURE, TraceOptions(format="burstgpt"))
-    with pytest.raises(ConfigError, match="line 1: Object missing required field `chat_id`"):
-        rows(tmp_path, MOONCAKE, TraceOptions(format="bailian"))
-    with pytest.raises(ConfigError, match="line 1: JSON is malformed"):
-        rows(tmp_path, AZURE, TraceOptions(format="headrace"))
-
-
-def test_a_line_without_end_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
-    with (tmp_path / "zeros").open("wb") as file:
-        file.truncate(256 * 1024 * 1024)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ConfigError, match="line 1: is longer than 16777216 bytes; this is no trace"):
-            list(TraceFile(tmp_path / "zeros"))
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    # The longest line allowed, and as much again while it is put together.
-    assert peak_bytes < 3 * 16 * 1024 * 1024
-
-
-@pytest.mark.parametrize(("name", "problem"), [("absent", "No such file or directory"), ("", "Is a directory")])
-def test_a_file_that_cannot_be_read_is_named(name: str, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        list(TraceFile(tmp_path / name))
-    assert str(caught.value) == f"{tmp_path / name}: cannot be read: {problem}"
-
-
-def test_a_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no file name"):
-        list(TraceFile(Path("a\x00b")))
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"speed": 0}, "speed must be from 0.001 to 1e"),
-        ({"speed": float("nan")}, "speed must be from 0.001 to 1e"),
-        ({"start_s": -1}, "start must be from 0"),
-        ({"duration_s": 0}, "duration above 0"),
-        ({"limit": 0}, "must be at least 1"),
-        ({"max_input_tokens": 0}, "must be at least 1"),
-        ({"max_output_tokens": 0}, "must be at least 1"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, float], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        TraceOptions(**options)  # type: ignore[arg-type]
-
-
 _header_texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E))
+
+
 _own_rows = st.lists(
     st.fixed_dictionaries(
         {
@@ -462,31 +289,3 @@ def test_the_mooncake_trace_has_its_published_prefix_hits() -> None:
     # An ideal prefix cache hits 36.6 % of the blocks: every block but its first use.
     assert round(1 - len(blocks) / blocks.total(), 3) == 0.366
     assert all(len(row.hash_ids) == -(-row.input_tokens // 512) for row in got)
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "lane": "a\\nb"}', "the lane 'a\\nb' is not fit"),
-        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "session": "\\u0000"}', "the session"),
-        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "headers": {"x-a": "\\r\\n"}}', "headers: not fit"),
-        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "headers": {"a b": "c"}}', "headers: 'a b' is no name"),
-        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "headers": {"Content-Length": "1"}}', "headers: "),
-        ('{"at_s": 1, "input_tokens": 5, "output_tokens": 1, "hash_ids": [-1]}', "hash_ids"),
-    ],
-)
-def test_what_cannot_be_sent_is_refused_with_its_line(tmp_path: Path, line: str, problem: str) -> None:
-    good = '{"at_s": 0, "input_tokens": 5, "output_tokens": 1, "lane": "chat", "headers": {"x-a": "b"}}'
-    with pytest.raises(ConfigError) as caught:
-        rows(tmp_path, f"{good}\n{line}\n")
-    assert ", line 2: " in str(caught.value) and problem in str(caught.value)
-
-
-@pytest.mark.parametrize("number", [-1, 2**63])
-def test_hash_ids_are_numbers_that_texts_can_be_made_of(tmp_path: Path, number: int) -> None:
-    line = f'{{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [{number}]}}'
-    with pytest.raises(ConfigError, match=r"line 1: .*hash_ids"):
-        rows(tmp_path, line)
-    bailian = f'{{"chat_id": 1, "timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [{number}]}}'
-    with pytest.raises(ConfigError, match=r"line 1: .*hash_ids"):
-        rows(tmp_path, bailian)

@@ -51,6 +51,10 @@ def test_every_knob_says_what_it_means_and_takes() -> None:
     assert {name for name, knob in KNOBS.items() if not knob.unit} == {
         "strategy",
         "knee_gain",
+        "kv_warn",
+        "kv_refuse",
+        "kv_move",
+        "kv_gap",
         *(f"lane_weights.{lane}" for lane in CONFIG.lanes),
     }
 

@@ -1,4 +1,4 @@
-"""Models, loaded once a session."""
+"""Models, loaded once a session, and a small core."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from headrace.engines.llama import library as llama_library
+from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.models.store import resolve
 from headrace.models.tiny import make_tiny_gguf
 from tests.engines.harness import BAND, SMALL_CHUNKS, Model, Reference, Result, engine_core, run_one, submits
+from tests.engines.small_core import BANDS, LIMITS
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +66,10 @@ def expected(tiny: Model) -> dict[str, Result]:
     """What each of ``submits(tiny, 8)`` says when it is alone."""
     with engine_core(tiny, BAND, limits=SMALL_CHUNKS) as core:
         return {submit.request_id: run_one(core, submit) for submit in submits(tiny, 8)}
+
+
+@pytest.fixture
+def core(tiny: Model) -> Iterator[EngineCore]:
+    """A small core: two bands, five streams."""
+    with engine_core(tiny, *BANDS, limits=LIMITS) as core:
+        yield core

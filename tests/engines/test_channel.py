@@ -14,6 +14,7 @@ from headrace.engines.llama.build import Engine
 from headrace.engines.llama.channel import Channel, GatewayGone
 from headrace.engines.llama.loop import EngineLoop
 from headrace.errors import EngineError
+from headrace.kv.account import KvAccount
 from headrace.messages import framing
 from headrace.messages.engine import (
     Abort,
@@ -132,6 +133,9 @@ class Core:
 
     def band_plans(self) -> list[Any]:
         return []
+
+    def kv_account(self) -> KvAccount:
+        return KvAccount([])
 
     def live_ids(self) -> list[str]:
         return self.submitted

@@ -11,6 +11,7 @@ import pytest
 from headrace.engines.llama import interrupt
 from headrace.engines.llama.context import Context
 from headrace.messages.engine import StepOutput, Submit
+from headrace.scheduling.cost import prefill_pairs
 from headrace.scheduling.knobs import SchedulingKnobs
 from tests.engines.harness import (
     BAND,
@@ -209,3 +210,25 @@ def test_an_arrival_that_only_a_cut_can_save_is_recognised(tiny: Model) -> None:
         core.step()
         assert not core.cut_saves(arrival(100 + own_s * 1.1), 100.0)
     assert verdicts[0] == [False, True, False, False]
+
+
+def test_what_the_engine_holds_of_an_arrival_counts_for_it(tiny: Model) -> None:
+    """Of 200 tokens 128 are there from an earlier request: due within the time of the rest, it is worth a cut; another
+    tenant's same prompt, which must be computed whole, is too late either way."""
+    verdicts: list[tuple[bool, bool]] = []
+    with engine_core(tiny, BAND, limits=SchedulingKnobs(step_tokens=128, max_prefill_tokens=128)) as core:
+        prompt = [index % 50 + 3 for index in range(200)]
+        run(core, [request("before", prompt, max_tokens=1)])
+        core._clock = lambda: 100.0
+
+        def cut() -> bool:
+            own_s = core.forward.decode_s + core.costs.model.call_s(72, 0, prefill_pairs(128, 72))
+            arrival = msgspec.structs.replace(request("new", prompt), deadline_s=100 + own_s * 1.01)
+            stranger = msgspec.structs.replace(arrival, tenant="other")
+            verdicts.append((core.cut_saves(arrival, 100.0), core.cut_saves(stranger, 100.0)))
+            return False
+
+        core.cut = cut
+        core.submit(request("cold", [5] * 200, priority=9, max_tokens=1))
+        core.step()
+    assert verdicts[0] == (True, False)

@@ -31,6 +31,10 @@ from tests.engines.harness import (
     submits,
 )
 
+BATCH_SHAPES = 0.05
+"""How far log-probabilities may lie apart between batches of other shapes: kernels that take rows in fours may round
+otherwise than those for the rest. On AVX2 they are equal to the bit."""
+
 
 @pytest.fixture
 def padding(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -244,6 +248,6 @@ def test_padding_changes_no_text_of_the_real_model(smollm2: Model, padding: list
             if mine.token_id != other.token_id:
                 # Only a near tie may fall the other way.
                 best, second = other.top[0][2], other.top[1][2]
-                assert best - second < 0.05
+                assert best - second < BATCH_SHAPES
                 break
-            assert mine.logprob == pytest.approx(other.logprob, abs=0.05)
+            assert mine.logprob == pytest.approx(other.logprob, abs=BATCH_SHAPES)

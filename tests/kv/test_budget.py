@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands, kv_bytes_per_token
+from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
 from headrace.scheduling.bands import Band
 
 WANTED = st.lists(
@@ -84,11 +84,22 @@ def test_lengths_are_charged_as_libllama_allocates_them() -> None:
     assert fit_bands([Band(300, 2)], 10, 2 * 512 * 10 - 1, 1 << 20).bands == (Band(300, 1),)
 
 
-def test_kv_bytes_of_a_known_model() -> None:
-    """SmolLM2-135M: 30 layers, 3 KV heads of 64, F16: 23,040 bytes, as measured from its saved state
-    (44 MB for 1,900 tokens)."""
-    assert kv_bytes_per_token(30, 3, 64, 64) == 23_040
-    assert kv_bytes_per_token(30, 3, 64, 64, entry_bytes=1.0625) == 12_240
+def test_a_fixed_part_of_every_sequence_is_charged() -> None:
+    """Recurrent layers keep a state per sequence: with 1,000 bytes of it, two sequences need it twice, and what no
+    longer fits is cut as ever, also where tokens cost nothing."""
+
+    def stream(context_tokens: int) -> int:
+        return 1000 + 10 * context_tokens
+
+    wanted = [Band(512, 2)]
+    assert fit_bands(wanted, 10, 2 * 6120, 1 << 20, stream_bytes=stream).total_bytes == 2 * 6120
+    assert fit_bands(wanted, 10, 2 * 6120 - 1, 1 << 20, stream_bytes=stream).bands == (Band(512, 1),)
+    assert fit_bands(wanted, 10, 6119, 1 << 20, stream_bytes=stream).bands == (Band(256, 1),)
+    with pytest.raises(ConfigError, match=r"hold 255 tokens .* \(10 bytes each and 1000 per sequence"):
+        fit_bands(wanted, 10, 3559, 1 << 20, stream_bytes=stream)
+    assert fit_bands(wanted, 0, 3000, 1 << 20, stream_bytes=lambda _: 1000).bands == tuple(wanted)
+    with pytest.raises(ConfigError, match="1000 per sequence"):
+        fit_bands(wanted, 0, 999, 1 << 20, stream_bytes=lambda _: 1000)
 
 
 def test_a_budget_below_the_least_context_is_refused_with_the_numbers() -> None:

@@ -141,6 +141,7 @@ class TreeMachine(RuleBasedStateMachine):
             longest = max([common_length(prompt, t) for n, t in self.held.values() if n == watch.namespace], default=0)
             whole = longest // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
             assert self.told[watch] == watch.cached_tokens == min(whole, max(0, len(prompt) - 1))
+            assert self.tree.cached_tokens(watch.namespace, prompt) == watch.cached_tokens
         assert len(self.told) == len(self.watches)
 
     def teardown(self) -> None:

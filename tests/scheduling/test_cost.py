@@ -65,18 +65,19 @@ def errors(
 @pytest.mark.parametrize("machine", [tiled, smooth])
 @pytest.mark.parametrize("seed", range(5))
 def test_after_100_steps_the_median_error_is_under_10_percent(machine: Callable[[Call], float], seed: int) -> None:
-    """The issue's bound. The noise (5 % either way) alone gives a median of 2.5 %."""
+    """The bound that the cost model is held to. The noise (5 % either way) alone gives a median of 2.5 %; after 200
+    steps 4.7 % was the worst of these seeds."""
     found = errors(CostModel(PRIOR), machine, traffic(seed, 400), 0.05)
     assert statistics.median(found[100:200]) < 0.10
-    assert statistics.median(found[200:]) < 0.08
+    assert statistics.median(found[200:]) < 0.05
 
 
 def test_it_follows_a_machine_that_became_half_as_fast() -> None:
     model = CostModel(PRIOR)
     errors(model, smooth, traffic(0, 300), 0.02)
     found = errors(model, lambda call: 2 * smooth(call), traffic(1, 300), 0.02)
-    assert statistics.median(found[:5]) > 0.3  # it is surprised at first
-    assert statistics.median(found[100:]) < 0.10
+    assert statistics.median(found[:5]) > 0.3  # it is surprised at first: half is what a factor of two is off
+    assert statistics.median(found[100:]) < 0.10  # the bound after 100 steps, as on a machine that stays as it is
 
 
 def test_one_step_that_was_held_up_changes_little() -> None:
@@ -95,7 +96,7 @@ def test_what_is_learned_at_one_size_is_expected_at_others() -> None:
     for _ in range(50):
         model.learn([Call(32)], PRIOR.call_s(32) / 3)
     assert model.call_s(8) < 0.7 * before_s
-    assert model.call_s(32) == pytest.approx(PRIOR.call_s(32) / 3, rel=0.05)
+    assert model.call_s(32) == pytest.approx(PRIOR.call_s(32) / 3, rel=1e-5)  # nothing else was seen
 
 
 def test_the_error_says_how_good_predictions_are() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduling.cut import ArrivalFacts, RunningPass, saves_deadline
+from headrace.scheduling.cut import ArrivalFacts, RunningPass, first_token_s, saves_deadline
 
 TIMES = st.floats(0, 100)
 
@@ -51,3 +52,24 @@ def test_a_cut_always_turns_a_miss_into_a_hit(
     if saves_deadline(ArrivalFacts(due_s, priority), now_s, running, own_s):
         assert now_s + own_s <= due_s < ends_s + own_s
         assert priority < other or (priority == other and (other_due_s is None or other_due_s > due_s))
+
+
+class Rows:
+    """A pass takes 1 s, and 0.01 s for each row and each pair."""
+
+    def call_s(self, rows: int, context_tokens: int = 0, pairs: int = 0) -> float:
+        return 1.0 + rows / 100 + pairs / 100
+
+    def move_s(self, tokens: int, band: int) -> float:
+        return 0.0
+
+
+def test_the_first_token_waits_for_what_is_not_cached_in_chunks_with_a_decode_before_each() -> None:
+    """20 tokens in chunks of 16: two passes. With 8 or 19 of them cached: one, over the context that is there."""
+
+    def own_s(cached_tokens: int) -> float:
+        return first_token_s(20, cached_tokens, Rows(), chunk_tokens=16, decode_s=0.5)
+
+    assert own_s(0) == pytest.approx((0.5 + 1 + 0.16 + 1.36) + (0.5 + 1 + 0.04 + 0.74))  # floats add up in any order
+    assert own_s(8) == pytest.approx(0.5 + 1 + 0.12 + 1.74)
+    assert own_s(19) == pytest.approx(0.5 + 1 + 0.01 + 0.20)

@@ -55,8 +55,9 @@ class SlotMachine(RuleBasedStateMachine):
             used = [slot.stream for slot in self.owned if slot.band == band]
             assert self.table.used_count(band) == len(used)
             assert self.table.free_count(band) == size - len(used)
-            holes = max(used) + 1 - len(used) if used else 0
-            assert self.table.fragmentation(band) == (holes / (max(used) + 1) if used else 0.0)
+            span = range(min(used), max(used) + 1) if used else range(0)
+            holes = [stream for stream in span if stream not in used]
+            assert self.table.fragmentation(band) == (len(holes) / len(span) if used else 0.0)
             for stream in range(size):
                 assert self.table.owner(Slot(band, stream)) == self.owned.get(Slot(band, stream))
 
@@ -71,6 +72,17 @@ def test_without_releases_streams_are_dense(count: int) -> None:
     table = SlotTable([Band(64, 40)])
     assert [table.take(0, f"r{n}").stream for n in range(count)] == list(range(count))
     assert table.fragmentation(0) == 0.0
+
+
+def test_only_holes_between_streams_count() -> None:
+    """Of streams 0 to 5 with 0 and 1 given back, none is a hole; with 3 given back too, one of 2 to 5 is."""
+    table = SlotTable([Band(64, 8)])
+    slots = [table.take(0, f"r{n}") for n in range(6)]
+    table.release(slots[0], "r0")
+    table.release(slots[1], "r1")
+    assert table.fragmentation(0) == 0.0
+    table.release(slots[3], "r3")
+    assert table.fragmentation(0) == table.most_fragmented() == 1 / 4
 
 
 def test_integrity_notices_a_lost_a_doubled_and_a_shared_stream() -> None:

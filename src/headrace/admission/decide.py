@@ -8,6 +8,9 @@ times its target. A target that the same request could not meet even on an idle 
 waiting does, for longer than ``UNREACHABLE_PATIENCE`` times what it would take there. An engine with nothing to do
 takes everything. Nobody is shed for being late by less: the engine puts late requests behind those that can still be
 in time.
+
+Last come the parts of the engine that lanes and tenants have (``parts``): what is asked for beyond one's part while
+others ask for theirs is shed, unless its lane queues whatever comes.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ class Forecast:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """A request's targets (seconds from its arrival, ``spent_s`` of which are over), what its lane does when they
-    cannot be met, and the forecasts for the full answer and, where there is one, for the degraded one."""
+    cannot be met, and the forecasts for the full answer and, where there is one, for the degraded one. ``excess_s``: it
+    is beyond its lane's or tenant's part, which will have room for it in so many seconds."""
 
     ttft_target_s: float | None
     e2e_target_s: float | None
@@ -93,6 +97,7 @@ class Outlook:
     overload: Overload
     full: Forecast
     degraded: Forecast | None = None
+    excess_s: float | None = None
 
     def too_late(self, forecast: Forecast) -> bool:
         """Whether the first or the last token would come when it is no use any more."""
@@ -155,6 +160,8 @@ def decide(
         degraded = outlook.overload == "degrade" and not _too_late(outlook, outlook.degraded)
         if not degraded:
             return AdmissionDecision("shed", "predicted_late", predict_in_time_s(outlook))
+    if outlook is not None and not state.idle and outlook.overload != "queue" and outlook.excess_s is not None:
+        return AdmissionDecision("shed", "over_share", _retry_after_s(outlook.excess_s))
     held = state.lane.held > 0 or not fits_lane(state.lane, limits.lane_max_running, sequences)
     return AdmissionDecision("hold" if held else "accept", degraded=degraded)
 

@@ -15,6 +15,8 @@ from headrace.admission.accuracy import Accuracy
 from headrace.admission.decide import AdmissionDecision, AdmissionLimits, Forecast, Outlook, decide
 from headrace.admission.ledger import Entry, Ledger
 from headrace.admission.lengths import OutputLength, OutputLengths
+from headrace.admission.memory import MemoryState, refusal
+from headrace.admission.parts import SPARE_RUNNING, Parts, allowed_s
 from headrace.admission.predict import Arrival, Backlog, Prediction, predict, predict_idle
 from headrace.admission.rates import EngineRates
 from headrace.lanes.lane import SLO, Lane
@@ -43,6 +45,13 @@ class Request:
         return self.sequences[0].arrived_s
 
     @property
+    def due_s(self) -> float:
+        """When the first token is due after arrival: the sooner of the targets for it and for the last one; 0 without
+        any."""
+        targets = [target_s for target_s in (self.slo.p99_ttft_s, self.slo.p99_e2e_s) if target_s is not None]
+        return min(targets, default=0.0)
+
+    @property
     def prompt_tokens(self) -> tuple[int, ...]:
         return tuple([len(sequence.prompt_tokens) for sequence in self.sequences])
 
@@ -51,13 +60,15 @@ class Request:
 class Verdict:
     """What was decided. ``predicted`` are the times from arrival to the first and from there to the last token, None
     when nothing can be predicted yet; ``raw`` is the uncorrected prediction from ``decided_s`` on, to be compared with
-    what will happen. ``sequences`` are what goes to the engine, degraded to ``max_tokens`` where that is not None."""
+    what will happen. ``work_s`` is the engine time that it takes at the best rates. ``sequences`` are what goes to the
+    engine, degraded to ``max_tokens`` where that is not None."""
 
     decision: AdmissionDecision
     sequences: Sequence[Submit]
     decided_s: float
     predicted: Prediction | None = None
     raw: Prediction | None = None
+    work_s: float | None = None
     max_tokens: int | None = None
 
     @property
@@ -86,6 +97,7 @@ class Front:
     ledger: Ledger = field(default_factory=Ledger)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     accuracy: Accuracy = field(default_factory=Accuracy)
+    parts: Parts = field(default_factory=Parts)
     _computed_share: dict[str, float] = field(default_factory=dict)
 
     def prompt_tokens(self, request: Request) -> tuple[int, ...]:
@@ -97,10 +109,23 @@ class Front:
         """The output length to expect of a lane's request with this limit."""
         return self.lengths.expect(lane_name, lane.typical_output_tokens).within(max_tokens)
 
-    def judge(self, request: Request, limits: AdmissionLimits, rates: EngineRates | None, now_s: float) -> Verdict:
-        """Whether a request may come in now, and as what. Changes nothing but the lane's trust in predictions."""
+    def judge(
+        self,
+        request: Request,
+        limits: AdmissionLimits,
+        rates: EngineRates | None,
+        now_s: float,
+        memory: MemoryState | None = None,
+    ) -> Verdict:
+        """Whether a request may come in now, and as what. Each request is judged once: what is asked for is noted, and
+        the lane's trust in predictions changes."""
         name, sequences = request.lane_name, request.sequences
         state = self.ledger.state(name, now_s)
+        if not state.idle:  # with nothing to do, the engine's last report is old
+            output = self.expected_length(name, request.lane, _longest(sequences)).expected_tokens
+            refused = refusal(memory, request.prompt_tokens, output)
+            if refused is not None:
+                return Verdict(refused, sequences, now_s)
         if rates is None:
             return Verdict(decide(state, limits, len(sequences)), sequences, now_s)
         backlog = self.ledger.backlog(name, now_s)
@@ -120,6 +145,7 @@ class Front:
                 overload=request.lane.overload,
                 full=full,
                 degraded=degraded,
+                excess_s=self._excess_s(request, rates, now_s),
             ),
         )
         if decision.reason == "predicted_late":
@@ -133,6 +159,7 @@ class Front:
             decided_s=now_s,
             predicted=Prediction(spent_s + forecast.now.ttft_s, forecast.now.decode_s),
             raw=forecast.raw,
+            work_s=self._work_s(request, sequences, rates),
             max_tokens=request.lane.fallback.max_tokens if decision.degraded else None,
         )
 
@@ -148,7 +175,10 @@ class Front:
             tenant=first.tenant,
             priority=first.priority,
             weight=request.lane.weight,
+            due_s=request.due_s,
         )
+        if verdict.work_s is not None:
+            self.parts.let_in((request.lane_name, first.tenant), verdict.work_s)
         return Ticket(request, verdict, entry)
 
     def first_output(
@@ -193,10 +223,30 @@ class Front:
             prompt_tokens=self.prompt_tokens(request),
             output_tokens=length.expected_tokens,
             lane_places=request.lane.max_running,
+            due_s=request.due_s,
         )
         raw, idle = predict(backlog, arrival, rates), predict_idle(arrival, rates)
         corrected = self.accuracy.corrected
         return Forecast(raw, now=corrected(arrival.lane, raw), idle=corrected(arrival.lane, idle))
+
+    def _excess_s(self, request: Request, rates: EngineRates, now_s: float) -> float | None:
+        """In how many seconds its lane's and tenant's part of the engine will have room; None when it has."""
+        if self.parts.due(now_s):
+            self.parts.refresh(now_s, self.ledger.waiting_tenants())
+        targets = [target_s for target_s in (request.slo.p99_ttft_s, request.slo.p99_e2e_s) if target_s is not None]
+        return self.parts.excess_s(
+            (request.lane_name, request.sequences[0].tenant),
+            request.lane.weight,
+            self._work_s(request, request.sequences, rates),
+            allowed_s(min(targets, default=None), request.lane.patience),
+            spare=self.ledger.waiting == 0 and self.ledger.running <= SPARE_RUNNING,
+        )
+
+    def _work_s(self, request: Request, sequences: Sequence[Submit], rates: EngineRates) -> float:
+        """Engine time at the best rates: prompts in large chunks, outputs in full batches."""
+        length = self.expected_length(request.lane_name, request.lane, _longest(sequences))
+        output_tokens = length.expected_tokens * len(sequences)
+        return sum(self.prompt_tokens(request)) / rates.prefill_tokens_per_s + output_tokens * rates.decode_token_s
 
     def _fallback(self, request: Request) -> list[Submit] | None:
         """The sequences of the cheaper answer; None when the lane has none, or it would not be cheaper."""

@@ -101,10 +101,11 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Arriving:
-    """What a lane has been asking for; its priority and weight are those of the latest request."""
+    """What a lane has been asking for; its priority, weight and target are those of the latest request."""
 
     priority: int = 0
     weight: float = 1.0
+    due_s: float = 0.0
     prefill: _Rate = field(default_factory=_Rate)
     output: _Rate = field(default_factory=_Rate)
 
@@ -151,6 +152,10 @@ class Ledger:
         """Every lane that has had a request."""
         return {name: self.lane(name) for name in self._lanes}
 
+    def waiting_tenants(self) -> dict[str, frozenset[str | None]]:
+        """By lane, the tenants with sequences without a token."""
+        return {name: frozenset(count.tenants) for name, count in self._lanes.items() if count.tenants}
+
     def state(self, lane: str, now_s: float) -> AdmissionState:
         """What the queue caps look at."""
         return AdmissionState(
@@ -190,9 +195,11 @@ class Ledger:
         tenant: str | None = None,
         priority: int = 100,
         weight: float = 1.0,
+        due_s: float = 0.0,
     ) -> Entry:
         """Count a request's sequences, at the door (``held``) or as waiting in the engine. ``length`` is the output
-        to expect of each; ``priority`` and ``weight`` are the lane's."""
+        to expect of each; ``priority`` and ``weight`` are the lane's, ``due_s`` is when the first token is due after
+        arrival (0: no target)."""
         if self._waiting == 0:
             self._busy_since_s = self._progress_s = now_s
             self._starts.clear()
@@ -213,7 +220,7 @@ class Ledger:
         for index in range(sequences):
             self._count(entry, index, 1)
         arriving = self._arriving.setdefault(lane, _Arriving())
-        arriving.priority, arriving.weight = priority, weight
+        arriving.priority, arriving.weight, arriving.due_s = priority, weight, due_s
         arriving.prefill.add(sum(prompt_tokens), now_s)
         arriving.output.add(length.expected_tokens * sequences, now_s)
         return entry
@@ -305,6 +312,7 @@ class Ledger:
         return LaneWork(
             priority=arriving.priority,
             weight=arriving.weight,
+            due_s=arriving.due_s,
             waiting=count.waiting.frozen(),
             oldest_s=count.oldest_s(now_s),
             running=count.running,

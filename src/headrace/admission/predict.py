@@ -17,8 +17,9 @@ computing ``x`` prompt tokens takes ``t(x) = x/P + min(ceil(x/c), O) d(R)``. The
 
 *By order*: the engine serves lower priority numbers first. ``A`` are the prompt tokens that wait in more or equally
 urgent lanes, less what has been computed of them since the last first token (at most half: what is under way is half
-done on average). Ageing makes sequences of less urgent lanes as urgent in time; when a lane's oldest has waited ``y``
-seconds and that takes ``z``, the part ``1 - z/y`` of what waits there counts as well, as if it had come evenly. What
+done on average). Ageing makes sequences of less urgent lanes as urgent in time: it takes them what their priority and
+their later deadline put them behind (``scheduling.order``). When a lane's oldest has waited ``y`` seconds and that
+takes ``z``, the part ``1 - z/y`` of what waits there counts as well, as if it had come evenly. What
 comes during the wait and is more urgent overtakes: ``u`` is the share of engine time that strictly more urgent lanes
 have been asking for, every token at the rate ``P``, at most ``MOST_UTILISATION``. (A wait under preemptive priorities
 is the work ahead over ``1 - u``: M. Harchol-Balter, Performance Modeling and Design of Computer Systems, chapter 32.)
@@ -84,12 +85,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class LaneWork:
-    """What one lane has at the door and in the engine. The oldest of ``waiting`` came ``oldest_s`` ago;
-    ``running_output_tokens`` are still expected of ``running`` sequences; ``*_tokens_per_s`` is what has been arriving
-    lately."""
+    """What one lane has at the door and in the engine. Its first tokens are due ``due_s`` after arrival (0: no target).
+    The oldest of ``waiting`` came ``oldest_s`` ago; ``running_output_tokens`` are still expected of ``running``
+    sequences; ``*_tokens_per_s`` is what has been arriving lately."""
 
     priority: int
     weight: float = 1.0
+    due_s: float = 0.0
     waiting: Waiting = Waiting()
     oldest_s: float = 0.0
     running: int = 0
@@ -124,7 +126,8 @@ class Backlog:
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request: its sequences' prompt lengths, and the output length expected of each. ``weight`` is its lane's,
-    ``lane_places`` how many sequences of the lane may be in the engine (None: no cap)."""
+    ``due_s`` when its first token is due after its arrival (0: no target), ``lane_places`` how many sequences of the
+    lane may be in the engine (None: no cap)."""
 
     lane: str
     tenant: str | None
@@ -133,6 +136,7 @@ class Arrival:
     prompt_tokens: tuple[int, ...]
     output_tokens: int
     lane_places: int | None = None
+    due_s: float = 0.0
 
     @property
     def as_waiting(self) -> Waiting:
@@ -240,7 +244,7 @@ def _queue_before(backlog: Backlog, arrival: Arrival) -> Waiting:
 def _aged(work: LaneWork, arrival: Arrival, rates: EngineRates) -> float:
     """Prompt tokens of a less urgent lane that have waited so long that they come before the arrival."""
     points = work.priority - arrival.priority
-    ageing_s = points * rates.ageing_s / POINTS_PER_AGEING
+    ageing_s = points * rates.ageing_s / POINTS_PER_AGEING + max(0.0, work.due_s - arrival.due_s)
     if points <= 0 or work.oldest_s <= ageing_s:
         return 0.0
     return work.waiting.prefill_tokens * (1 - ageing_s / work.oldest_s)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.messages.engine import EngineLoad, Ready, SelfMeasurement
 from headrace.scheduling.knobs import SchedulingKnobs
+
+USUAL_BATCH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,12 @@ class EngineRates:
         if sequences >= self.batch:
             return other_s
         return max(self.decode_step_s * sequences / self.batch, other_s)
+
+    @property
+    def decode_token_s(self) -> float:
+        """What an output token takes in a usual full batch: of ``USUAL_BATCH`` sequences, or of all places."""
+        batch = min(USUAL_BATCH, self.places)
+        return self.decode_s(batch) / batch
 
     def prefill_s(self, tokens: float) -> float:
         """Computing so many prompt tokens and nothing else: at least one step."""

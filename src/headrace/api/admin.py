@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +20,7 @@ from headrace.api.reply import send_json
 from headrace.config.knobs import KnobChange
 from headrace.config.problems import ConfigProblems
 from headrace.errors import RequestError
+from headrace.kv.account import PLACES, KvAccount
 
 
 class Admin:
@@ -89,6 +92,34 @@ class Admin:
                 "cut_steps": load.cut_steps,
             },
             "lanes": lanes,
+        }
+        await send_json(send, exchange_of(scope), answer)
+
+    async def kv(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /admin/kv: the level of KV memory, its marks, and where all KV is, who uses it, what it costs to bring
+        back. Raises EngineNotReady while the engine is down."""
+        self._admit(scope)
+        knobs = self._deps.live.config.engine.scheduling
+        snapshot = await self._deps.engine.snapshot()
+        load, account = snapshot.load, KvAccount(snapshot.kv)
+        answer: dict[str, Any] = {
+            "level": load.kv_level,
+            "budget_tokens": load.kv_budget_tokens,
+            "held_tokens": load.kv_held_tokens,
+            "promised_tokens": load.kv_promised_tokens,
+            "drain_s": load.kv_drain_s,
+            "waste": load.kv_waste,
+            "marks": {
+                "warn": knobs.kv_warn,
+                "refuse": knobs.kv_refuse,
+                "move": knobs.kv_move,
+                "gap": knobs.kv_gap,
+                "long_tokens": knobs.kv_long_tokens,
+            },
+            "counts": {"parked": load.kv_parked, "spills": load.kv_spills, "dropped": load.kv_dropped},
+            "places": {place: asdict(account.total(place)) for place in PLACES},
+            "holdings": [msgspec.to_builtins(holding) for holding in account.holdings],
+            "integrity": snapshot.integrity,
         }
         await send_json(send, exchange_of(scope), answer)
 

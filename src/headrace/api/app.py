@@ -53,6 +53,7 @@ def create_app(deps: Deps) -> Starlette:
             Route("/detokenize", ByMethod(POST=tokens.detokenize)),
             Route("/admin/knobs", ByMethod(GET=admin.knobs, PATCH=admin.set_knobs, DELETE=admin.reset_knobs)),
             Route("/admin/scheduling", ByMethod(GET=admin.scheduling)),
+            Route("/admin/kv", ByMethod(GET=admin.kv)),
             Route("/health", ByMethod(GET=health.health)),
             Route("/ready", ByMethod(GET=health.ready)),
             Route("/metrics", ByMethod(GET=health.metrics)),

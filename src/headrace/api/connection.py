@@ -62,7 +62,7 @@ class _Guarded(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head, self._writes, self._body):
-            timer.stop()
+            timer.end()
         active = self._active
         super().connection_lost(exc)
         # With pipelined requests uvicorn tells only the last one; the one being answered must stop too.
@@ -200,3 +200,12 @@ class _Timer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+    def end(self) -> None:
+        """Stop for good, and let go of whom the callback belongs to."""
+        self.stop()
+        self._callback = _nothing
+
+
+def _nothing() -> None:
+    return

@@ -40,9 +40,12 @@ class CancelOnDisconnect:
     ) -> None:
         assert self._task is not None and self._watcher is not None
         self._watcher.cancel()
+        # The cancelled watcher's traceback holds this object: with a way back, every request would be a cycle, and
+        # thousands of them would wait for the collector.
+        task, self._task, self._watcher = self._task, None, None
         if not self._disconnected:
             return
-        if self._task.uncancel() <= self._cancelling and kind is not None:
+        if task.uncancel() <= self._cancelling and kind is not None:
             # Whatever the block raised on its way out, nobody is there to hear it.
             raise ClientDisconnected from error
 
@@ -51,6 +54,6 @@ class CancelOnDisconnect:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 break
-        assert self._task is not None
-        self._disconnected = True
-        self._task.cancel()
+        if self._task is not None:
+            self._disconnected = True
+            self._task.cancel()

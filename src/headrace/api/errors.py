@@ -59,6 +59,8 @@ def to_http(error: HeadraceError) -> HttpError:
                 (b"retry-after", b"%d" % retry_s),
                 (b"x-headrace-shed-reason", header_value(error.reason)),
             ]
+            if error.kv_level is not None:
+                headers.append((b"x-headrace-kv-level", header_value(error.kv_level)))
             return HttpError(429, body, headers, "shed")
         case EngineError():
             code = {EngineNotReady: "engine_not_ready", EngineGone: "engine_gone"}.get(type(error), "engine_error")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from headrace.admission.decide import AdmissionLimits, fits_lane
 from headrace.admission.front import Front, Request, Ticket, Verdict
 from headrace.admission.ledger import Entry, Ledger
+from headrace.admission.memory import REASON as KV_REASON
+from headrace.admission.memory import MemoryState, memory_state
 from headrace.admission.rates import rates_of
 from headrace.api.live import LiveConfig
 from headrace.config.knobs import KnobChange
@@ -20,6 +22,7 @@ from headrace.errors import EngineGone, EngineNotReady, Overloaded
 from headrace.lanes.lane import Lane
 from headrace.messages.engine import EngineLoad, Knobs, SequenceOutput, Submit
 from headrace.scheduling.knobs import SchedulingKnobs
+from headrace.telemetry.kv_events import KvEvents
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.moment import Sources
 from headrace.telemetry.timing import RequestTiming
@@ -83,6 +86,7 @@ class Gateway:
         self._idle.set()
         self._draining = False
         self._seen_load: EngineLoad | None = None
+        self._kv_events = KvEvents(metrics)
         metrics.watch(
             Sources(
                 lanes=self._ledger.lanes,
@@ -128,13 +132,15 @@ class Gateway:
         Raises EngineNotReady, or Overloaded with the predicted time until there is room.
         """
         self.require_ready()
+        self._note_load()
         now_s, lane = self._clock(), request.lane
         limits = AdmissionLimits(self._live.config.server.max_queue, lane.max_queue, lane.max_running)
         rates = rates_of(self._engine.load, self._engine.ready, self._knobs)
-        verdict = self._front.judge(request, limits, rates, now_s)
+        memory = memory_state(self._engine.load, self._knobs)
+        verdict = self._front.judge(request, limits, rates, now_s, memory)
         self._metrics.admission_decided(request.lane_name, verdict)
         if verdict.decision.action == "shed":
-            raise _overloaded(verdict, self._ledger.waiting)
+            raise _overloaded(verdict, self._ledger.waiting, memory)
         admitted = Admitted(self._front.admit(request, verdict), timing)
         self._active.add(admitted)
         self._idle.clear()
@@ -284,6 +290,7 @@ class Gateway:
         if load is not self._seen_load and load is not None:
             self._seen_load = load
             self._metrics.step_ended(load)
+            self._kv_events.seen(load)
 
     async def _merged(self, admitted: Admitted) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """Outputs of several sequences in one stream. The queue is bounded: a reader that stops holds the
@@ -314,13 +321,26 @@ class Gateway:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _overloaded(verdict: Verdict, waiting: int) -> Overloaded:
+def _overloaded(verdict: Verdict, waiting: int, memory: MemoryState | None) -> Overloaded:
     """Why a request is shed, and when to come back."""
     decision, predicted = verdict.decision, verdict.predicted
+    if decision.reason == KV_REASON and memory is not None:
+        return Overloaded(
+            f"KV memory is scarce and the request's context is long (from {memory.long_tokens} tokens on); there should"
+            f" be room in {decision.retry_after_s:.1f} s",
+            reason=decision.reason,
+            retry_after_s=decision.retry_after_s,
+            kv_level=memory.level,
+        )
     if decision.reason == "predicted_late" and predicted is not None:
         message = (
             f"the answer would come too late to be of use: its first token is predicted in {predicted.ttft_s:.1f} s,"
             f" its last in {predicted.finish_s:.1f} s; try again in {decision.retry_after_s:.1f} s"
+        )
+    elif decision.reason == "over_share":
+        message = (
+            "this lane or tenant asks for more than its part of the engine while others ask for theirs; its part"
+            f" should have room in {decision.retry_after_s:.1f} s"
         )
     else:
         message = (

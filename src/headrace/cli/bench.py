@@ -24,7 +24,9 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.bench.drive.runner import RunSettings
     from headrace.bench.record_file import RunResult
+    from headrace.bench.records import RequestRecord, RunInfo
     from headrace.bench.session import Load
+    from headrace.bench.sweep.sweep import NextTrial
     from headrace.bench.sweep.sweep_result import SweepSettings, Trial
 
 EXIT_INVALID = 3
@@ -155,7 +157,8 @@ def sweep(
 
     Measures rate after rate: doubling until one fails, then halving the distance. A rate holds when the lower end
     of every lane's interval is above --attainment, and fails when the upper end of one is below; in between it is
-    measured again. Exit status: 0 found; 1 failed; 3 no rate was shown to hold; 130 interrupted (Ctrl-C).
+    measured again. Exit status: 0 found; 1 failed; 3 no rate was shown to hold; 130 interrupted (Ctrl-C), with the
+    results of the measurements that were whole.
     """
     from headrace.bench.outputs import check_packages
 
@@ -183,9 +186,8 @@ def sweep(
 def _sweep(options: LoadOptions, arrivals: str, search: SweepSettings, folder: Path) -> int:
     from headrace.bench.outputs import new_folder, write_file
     from headrace.bench.report.html_report import sweep_report
-    from headrace.bench.results.summary import summarise
     from headrace.bench.session import ask_scale, at_rate, prepare
-    from headrace.bench.sweep.sweep import NextTrial, next_step, result_of, trial_of
+    from headrace.bench.sweep.sweep import sweep as search_rates
     from headrace.bench.sweep.sweep_result import sweep_table, sweep_to_json
 
     base = options.workload_with(arrivals.replace("RATE", f"{search.start_rps:.6g}"), search.duration_s)
@@ -196,9 +198,10 @@ def _sweep(options: LoadOptions, arrivals: str, search: SweepSettings, folder: P
     scale = ask_scale(settings, options.endpoint, os.environ)
     new_folder(folder)
     console = open_console()
-    trials: list[Trial] = []
-    while isinstance(step := next_step(trials, search), NextTrial):
-        number = len(trials)
+    failure: ConfigError | None = None
+
+    def measure(number: int, step: NextTrial) -> tuple[RunInfo, Sequence[RequestRecord]]:
+        nonlocal failure
         load = prepare(
             at_rate(base, arrivals, step.rate_rps, step.duration_s),
             options.request_options(salt=salt + number),  # other texts each time: no hits in the target's cache
@@ -208,25 +211,29 @@ def _sweep(options: LoadOptions, arrivals: str, search: SweepSettings, folder: P
             warmup_s=settings.warmup_s,
         )
         result, failure = _run(load, settings, folder / f"records-{number + 1:02d}-{step.rate_rps:.4g}rps.jsonl")
-        if result.info.interrupted:
-            say(f"interrupted; the records so far: {folder}")
-            return EXIT_INTERRUPTED
-        trial = trial_of(step.rate_rps, step.duration_s, summarise(result.info, result.records, options.limits()))
-        trials.append(trial)
+        return result.info, result.records
+
+    def on_trial(trial: Trial) -> None:
         lanes = ", ".join(f"{name} {lane.good}/{lane.offered}" for name, lane in trial.lanes.items())
         with printing():
             console.print(
-                f"{step.rate_rps:.4g} requests/s: {lanes}{' (invalid)' if trial.invalid else ''}", markup=False
+                f"{trial.rate_rps:.4g} requests/s: {lanes}{' (invalid)' if trial.invalid else ''}", markup=False
             )
         if failure is not None:
             raise failure
-    found = result_of(trials, search, step)
+
+    found = search_rates(measure, search, limits=options.limits(), on_trial=on_trial)
+    if found is None:
+        say(f"interrupted; the records so far: {folder}")
+        return EXIT_INTERRUPTED
     with printing():
         console.print(sweep_table(found))
     write_file(folder / "sweep.json", sweep_to_json(found))
     write_file(folder / "report.html", sweep_report(found).encode())
     with printing():
         click.echo(f"\nresults: {folder}")
+    if found.reason == "interrupted":
+        return EXIT_INTERRUPTED
     return 0 if found.answer_rps is not None else EXIT_INVALID
 
 

@@ -19,6 +19,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("headrace.cli.serve", "serve", "Serve a model over HTTP, each request in its lane."),
     "model": ("headrace.cli.model", "model", "Fetch, list and remove models."),
     "bench": ("headrace.cli.bench", "bench", "Load a server and report what it was like."),
+    "plan": ("headrace.cli.plan", "plan", "Size KV memory: bytes of a model, sequences that fit."),
     "init": ("headrace.cli.config", "init", "Write a commented configuration file."),
     "config": ("headrace.cli.config", "config", "Check a configuration, or show it with all defaults."),
     "knobs": ("headrace.cli.knobs", "knobs", "Read and change how a running server schedules."),

@@ -25,6 +25,7 @@ def ready_lines(ready: Ready) -> list[str]:
         for band in ready.bands
     ]
     lines += [f"  to fit the budget: {reduction}" for reduction in ready.reductions]
+    lines += [f"  {note}" for note in ready.memory_notes]
     if ready.measurement is not None:
         lines.append(
             f"measured on this machine, {ready.threads} threads: prefill "

@@ -116,6 +116,10 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         self_measure=engine.self_measure,
         prefix_cache=engine.prefix_cache,
         prefix_sharing=engine.prefix_sharing,
+        kv_budget_bytes=engine.kv_memory.budget_bytes,
+        parked_bytes=engine.kv_memory.parked_bytes,
+        spill_dir=engine.kv_memory.spill_dir,
+        spill_bytes=engine.kv_memory.spill_bytes,
     )
 
 
@@ -209,9 +213,12 @@ def _say_ready(task: asyncio.Task[Ready], config: Config, host: str, port: int) 
     """Tell the person what is being served, in which memory, and which lane targets this machine can meet."""
     if task.cancelled() or task.exception() is not None:
         return
-    # What was loaded stays: the collector need not look at it again while tokens wait.
+    # What was loaded stays: the collector need not look at it again while tokens wait. It looks for garbage among the
+    # old once the new are a quarter of them; the second call tells it that none are left, else cycles that connections
+    # leave would pile up to a quarter of everything loaded (ten megabytes).
     gc.collect()
     gc.freeze()
+    gc.collect()
     ready = task.result()
     for line in ready_lines(ready):
         log.info("%s", line)

@@ -15,6 +15,7 @@ from headrace.config.schema import (
     Config,
     ControlConfig,
     EngineConfig,
+    KvMemoryConfig,
     ModelConfig,
     SchedulingConfig,
     ServerConfig,
@@ -124,6 +125,7 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             ),
             "bands": Note("Ranges of context length, shortest first; each has a context of its own."),
             "scheduling": Note("How batches are made; live, by SIGHUP or `headrace knobs`."),
+            "kv_memory": Note("How much KV memory sequences may hold, and where they go when it is full."),
             "gpu_layers": _count("Model layers computed on the GPU; 0 none.", minimum=0, maximum=10_000),
             "start_timeout_s": _seconds("How long loading the model may take."),
             "stall_timeout_s": _seconds(
@@ -137,6 +139,20 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 "Within what prompts share KV: tenant, so that no time to a first token tells anything of another"
                 " tenant's prompts, or all."
             ),
+        },
+        KvMemoryConfig: {
+            "budget_bytes": Note(
+                "KV that all running sequences may hold together; null: what their streams do. Units as in 2GiB work.",
+                2**16,
+                2**46,
+            ),
+            "parked_bytes": Note(
+                "Memory for the KV of sequences that gave up their stream; null: a quarter of what is free at start.",
+                0,
+                2**46,
+            ),
+            "spill_dir": Note("Where their KV goes beyond that; null: it is dropped and computed again."),
+            "spill_bytes": Note("What files in spill_dir may take.", 0, 2**50),
         },
         BandConfig: {
             "max_context_tokens": _tokens("The longest sequence (prompt and output) of the band.", minimum=16),
@@ -171,6 +187,11 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "idle_step_s": _seconds("Of hybrid: the longest step without them; the next arrival waits behind it."),
             "ageing_s": _seconds("Of hybrid: a waiting request becomes ten priority points more urgent in this time."),
             "knee_gain": Note("Of hybrid: the batch grows only while doubling it adds this share of throughput.", 0, 1),
+            "kv_warn": Note("The share of the KV budget, projected, from which on memory is said to be scarce.", 0, 10),
+            "kv_refuse": Note("The share from which on new requests of long contexts get 429.", 0, 10),
+            "kv_move": Note("The share from which on cold sequences are parked outside the streams.", 0, 10),
+            "kv_gap": Note("How far below its share each of these levels is left.", 0, 1, above_minimum=True),
+            "kv_long_tokens": _tokens("From which projected length on a context is long."),
         },
         ControlConfig: {
             "tuner": Note("Searches scheduling's knobs by trials on live traffic."),

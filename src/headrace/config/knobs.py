@@ -36,6 +36,7 @@ _UNITS: Final = {
     "urgent_step_s": "s",
     "idle_step_s": "s",
     "ageing_s": "s",
+    "kv_long_tokens": "tokens",
     "band_caps": "sequences",
     "lane_caps": "sequences",
 }

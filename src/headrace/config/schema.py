@@ -108,13 +108,30 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     idle_step_s: float = _LIVE.idle_step_s
     ageing_s: float = _LIVE.ageing_s
     knee_gain: float = _LIVE.knee_gain
+    kv_warn: float = _LIVE.kv_warn
+    kv_refuse: float = _LIVE.kv_refuse
+    kv_move: float = _LIVE.kv_move
+    kv_gap: float = _LIVE.kv_gap
+    kv_long_tokens: int = _LIVE.kv_long_tokens
+
+
+class KvMemoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much KV sequences may hold. ``budget_bytes``: all that run, together (None: as much as their streams).
+    ``parked_bytes``: memory for those that gave up their stream (None: a quarter of what is free at start); beyond it
+    the coldest go to files in ``spill_dir``, at most ``spill_bytes``, or are computed again (None: no files)."""
+
+    budget_bytes: int | None = None
+    parked_bytes: int | None = None
+    spill_dir: str | None = None
+    spill_bytes: int = 8 * 2**30
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine. ``threads`` None: as many as there are cores, lowered while other processes keep
     cores busy. ``memory_budget_bytes`` None: half of the memory that is free at start; it bounds KV memory.
     An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and restarted.
-    ``prefix_sharing``: whose requests may begin with KV that another one's prompt left."""
+    ``prefix_sharing``: whose requests may begin with KV that another one's prompt left. ``kv_memory`` bounds what
+    sequences hold of the KV memory."""
 
     threads: int | None = None
     memory_budget_bytes: int | None = None
@@ -125,6 +142,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         BandConfig(max_context_tokens=131072, max_sequences=1),
     )
     scheduling: SchedulingConfig = SchedulingConfig()
+    kv_memory: KvMemoryConfig = KvMemoryConfig()
     gpu_layers: int = 0
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 120.0

@@ -19,6 +19,7 @@ from headrace.config.shape import nearest
 from headrace.errors import ConfigError
 from headrace.lanes.lane import Lane
 from headrace.lanes.tenants import configured_digest
+from headrace.scheduling.knobs import marks_problem
 
 RESERVED_SEGMENTS: Final = ("v1", "health", "ready", "metrics", "tokenize", "detokenize", "admin")
 """Path segments of headrace's own API; a lane's prefix must not contain them."""
@@ -75,6 +76,7 @@ def _texts(config: Config) -> Iterator[Problem]:
         "model.name": config.model.name,
         "server.host": config.server.host,
         "server.store_dir": config.server.store_dir,
+        "engine.kv_memory.spill_dir": config.engine.kv_memory.spill_dir,
     }
     texts |= {f"model.aliases[{index}]": alias for index, alias in enumerate(config.model.aliases)}
     for where, text in texts.items():
@@ -103,6 +105,9 @@ def scheduling_problems(config: Config) -> Iterator[Problem]:
             "engine.scheduling.min_prefill_tokens",
             f"{scheduling.min_prefill_tokens} is above max_prefill_tokens {scheduling.max_prefill_tokens}",
         )
+    marks = marks_problem(scheduling.kv_warn, scheduling.kv_refuse, scheduling.kv_move, scheduling.kv_gap)
+    if marks is not None:
+        yield Problem("engine.scheduling.kv_warn", marks)
     for index, band in enumerate(config.engine.bands):
         if band.max_running is not None and band.max_running > band.max_sequences:
             yield Problem(

@@ -16,6 +16,7 @@ from typing import Any, Final
 from headrace.engines.output_stream import OutputStream
 from headrace.engines.protocol import Engine
 from headrace.errors import ContextTooLong, EngineError, EngineGone, EngineNotReady, RequestError
+from headrace.kv.watermarks import KvLevel
 from headrace.messages.engine import (
     BandPlan,
     EngineLoad,
@@ -171,11 +172,14 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class LearnedRates:
-    """What an engine says in its load reports of how fast it is (0: not known), whatever its pace."""
+    """What an engine says in its load reports of how fast it is (0: not known), whatever its pace, and of its KV
+    memory, whatever it holds."""
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     batch_cap: int = 0
+    kv_level: KvLevel = "normal"
+    kv_drain_s: float = 0.0
 
 
 class ScriptedEngine(Engine):
@@ -327,6 +331,8 @@ class ScriptedEngine(Engine):
             prefill_tokens_per_s=self._learned.prefill_tokens_per_s,
             decode_step_s=self._learned.decode_step_s,
             batch_cap=self._learned.batch_cap,
+            kv_level=self._learned.kv_level,
+            kv_drain_s=self._learned.kv_drain_s,
         )
 
     def _describe(self) -> Ready:

@@ -1,28 +1,23 @@
 """From a memory budget to bands: how many sequences of which length fit.
 
-Pure arithmetic. Formula for attention with per-head keys and values (MHA, GQA, MQA): bytes per token =
-layers * kv_heads * (key_length + value_length) * bytes per entry, from the model's own metadata.
+Pure arithmetic. What a stream takes is computed elsewhere: ``kv/layout.py`` knows the model's layout,
+``kv/libllama_memory.py`` what libllama allocates for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.kv.libllama_memory import ALLOCATION_TOKENS, padded
 from headrace.scheduling.bands import Band
 
-F16_BYTES = 2
-ALLOCATION_TOKENS = 256
-"""libllama rounds the cells of a stream up to a multiple of this."""
 MIN_CONTEXT_TOKENS = ALLOCATION_TOKENS
 
 
-def kv_bytes_per_token(
-    layers: int, kv_heads: int, key_length: int, value_length: int, entry_bytes: float = F16_BYTES
-) -> int:
-    """KV bytes that one token of one sequence takes over all layers."""
-    return int(layers * kv_heads * (key_length + value_length) * entry_bytes)
+StreamBytes = Callable[[int], int]
+"""Bytes of one stream of so many context tokens, as libllama allocates it; never falls with the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +28,7 @@ class BandBudget:
     bytes_per_token: int
     budget_bytes: int
     reductions: tuple[str, ...]
+    stream_bytes: StreamBytes
 
     @property
     def total_bytes(self) -> int:
@@ -41,17 +37,21 @@ class BandBudget:
 
     def band_bytes(self, index: int) -> int:
         """KV bytes of one band's context."""
-        return _band_tokens(self.bands[index]) * self.bytes_per_token
+        band = self.bands[index]
+        return self.stream_bytes(band.max_context_tokens) * band.max_sequences
 
 
-def _band_tokens(band: Band) -> int:
-    """KV cells that libllama allocates for a band."""
-    return -(-band.max_context_tokens // ALLOCATION_TOKENS) * ALLOCATION_TOKENS * band.max_sequences
-
-
-def fit_bands(wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, context_train_tokens: int) -> BandBudget:
+def fit_bands(
+    wanted: Sequence[Band],
+    bytes_per_token: int,
+    budget_bytes: int,
+    context_train_tokens: int,
+    *,
+    stream_bytes: StreamBytes | None = None,
+) -> BandBudget:
     """The wanted bands, cut to the model's trained context and to the budget.
 
+    ``stream_bytes`` says what a stream takes; without it, every token takes ``bytes_per_token`` and nothing else does.
     Bands beyond the model's context are dropped and the last one ends at it. While the sum is over budget,
     the band that takes most bytes gives up one sequence; when every band is down to one, the longest band
     goes. The shortest band keeps at least one sequence of ``MIN_CONTEXT_TOKENS``. Raises ConfigError when
@@ -65,8 +65,13 @@ def fit_bands(wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, c
         bands.append(Band(min(band.max_context_tokens, context_train_tokens), band.max_sequences))
     start = list(bands)
 
+    def linear(context_tokens: int) -> int:
+        return padded(context_tokens) * bytes_per_token
+
+    stream = stream_bytes or linear
+
     def size(band: Band) -> int:
-        return _band_tokens(band) * bytes_per_token
+        return stream(band.max_context_tokens) * band.max_sequences
 
     while sum(map(size, bands)) > budget_bytes:
         shrinkable = [i for i, band in enumerate(bands) if band.max_sequences > 1]
@@ -77,14 +82,16 @@ def fit_bands(wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, c
             gone = bands.pop()
             reductions.append(f"no band up to {gone.max_context_tokens} tokens: one sequence does not fit")
         else:
-            tokens = budget_bytes // bytes_per_token
-            if tokens < MIN_CONTEXT_TOKENS:
+            tokens = _longest_context(stream, budget_bytes, bands[0].max_context_tokens)
+            if tokens == 0:
+                fixed = stream(MIN_CONTEXT_TOKENS) - MIN_CONTEXT_TOKENS * bytes_per_token
+                held = max(0, budget_bytes - fixed) // max(1, bytes_per_token)
+                and_more = f" and {fixed} per sequence" if fixed > 0 else ""
                 raise ConfigError(
-                    f"{budget_bytes} bytes hold {tokens} tokens of KV memory ({bytes_per_token} bytes each); "
+                    f"{budget_bytes} bytes hold {held} tokens of KV memory ({bytes_per_token} bytes each{and_more}); "
                     f"at least {MIN_CONTEXT_TOKENS} are needed",
                     where="engine.memory_budget_bytes",
                 )
-            tokens -= tokens % ALLOCATION_TOKENS
             reductions.append(f"context cut from {bands[0].max_context_tokens} to {tokens} tokens")
             bands[0] = Band(tokens, 1)
     for before, after in zip(start, bands, strict=False):
@@ -93,4 +100,16 @@ def fit_bands(wanted: Sequence[Band], bytes_per_token: int, budget_bytes: int, c
                 f"band up to {after.max_context_tokens} tokens: {after.max_sequences} sequences at once "
                 f"instead of {before.max_sequences}"
             )
-    return BandBudget(tuple(bands), bytes_per_token, budget_bytes, tuple(reductions))
+    return BandBudget(tuple(bands), bytes_per_token, budget_bytes, tuple(reductions), stream)
+
+
+def _longest_context(stream: StreamBytes, budget_bytes: int, most_tokens: int) -> int:
+    """The most tokens, in whole allocations, of which one stream fits the budget; 0 when not even the least does."""
+    low, high = 0, padded(most_tokens) // ALLOCATION_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if stream(middle * ALLOCATION_TOKENS) <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low * ALLOCATION_TOKENS

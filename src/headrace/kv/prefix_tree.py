@@ -49,6 +49,19 @@ class _Node(Generic[H]):
         """Who rests here, by the block that would take it further."""
 
 
+def _deepest(root: _Node[H], data: bytes) -> _Node[H]:
+    """The node of the longest beginning of ``data``, in whole blocks, that somebody holds."""
+    node = root
+    while (child := node.children.get(block_at(data, node.depth))) is not None:
+        node = child
+    return node
+
+
+def _usable_tokens(node: _Node[H], data: bytes) -> int:
+    """What of a prompt down to ``node`` need not be computed: its last token always must."""
+    return min(node.depth * KV_BLOCK_TOKENS, max(0, token_count(data) - 1))
+
+
 @dataclass(slots=True)
 class _Held(Generic[H]):
     """A holder's place: its root, a node for every whole block, and the packed tokens after them."""
@@ -81,7 +94,7 @@ class Watch(Generic[H]):
     def cached_tokens(self) -> int:
         """Tokens of the prompt in whole blocks that somebody holds now, without the last token, which has to be
         computed for its logits. What is common inside the next block is not counted: ``matches`` finds it."""
-        return min(self.node.depth * KV_BLOCK_TOKENS, max(0, self.tokens - 1))
+        return _usable_tokens(self.node, self.data)
 
     def block(self, depth: int) -> bytes:
         """The packed block after ``depth`` whole ones; shorter, or empty, at the prompt's end."""
@@ -237,13 +250,20 @@ class PrefixTree(Generic[H]):
 
     def watch(self, name: str, namespace: Hashable, tokens: Iterable[int]) -> Watch[H]:
         """Follow how much of a waiting prompt is held, until ``unwatch``."""
-        node = self._root(namespace)
-        watch = Watch(name, namespace, packed(tokens), node)
-        while (child := node.children.get(watch.block(node.depth))) is not None:
-            node = child
+        data = packed(tokens)
+        node = _deepest(self._root(namespace), data)
+        watch = Watch(name, namespace, data, node)
         self._watches.add(watch)
         self._rest(watch, node)
         return watch
+
+    def cached_tokens(self, namespace: Hashable, tokens: Iterable[int]) -> int:
+        """``Watch.cached_tokens`` of a prompt that nobody follows. Changes nothing."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return 0
+        data = packed(tokens)
+        return _usable_tokens(_deepest(root, data), data)
 
     def unwatch(self, watch: Watch[H]) -> None:
         """Stop following. Raises KeyError when it was not followed."""

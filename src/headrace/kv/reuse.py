@@ -104,6 +104,10 @@ class PrefixReuse:
         changed since the last call, new ones among them."""
         return [(watch.name, watch.cached_tokens) for watch in self._tree.take_moved()]
 
+    def cached_tokens(self, namespace: Hashable, tokens: Iterable[int]) -> int:
+        """The tokens that a sequence could begin with if it waited, in whole blocks."""
+        return self._tree.cached_tokens(namespace, tokens)
+
     # --------------------------------------------------------------------------------------------- placement
 
     def place(
@@ -266,6 +270,14 @@ class PrefixReuse:
     def tokens(self, slot: Slot) -> int:
         """Tokens whose KV is in ``slot``; 0 when it is empty."""
         return self._tree.tokens(slot) if slot in self._tree else 0
+
+    def held(self) -> list[tuple[Slot, int]]:
+        """Every stream that holds something, or somebody runs in, with its tokens."""
+        return [(slot, self._tree.tokens(slot)) for slot in self._tree.holders()]
+
+    def shared_tokens(self, slot: Slot) -> int:
+        """Of the tokens in ``slot``, those in whole blocks that another stream holds too; 0 when it is empty."""
+        return self._tree.shared_tokens(slot) if slot in self._tree else 0
 
     @property
     def waiting_ids(self) -> list[str]:

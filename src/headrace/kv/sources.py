@@ -81,6 +81,10 @@ class SourceTimes:
         """Carrying a stream that holds ``tokens``."""
         return self.carry_s_per_token * tokens
 
+    def restore_s(self, tokens: int) -> float:
+        """Putting a parked state of so many tokens, which is in memory, into a stream."""
+        return _RESTORE_SHARE * self.carry_s(tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -169,7 +173,7 @@ def place(
     least = 1
     if parked_tokens > 0 and prompt_tokens > 1:
         least = min(parked_tokens, prompt_tokens - 1)
-        own_s = _RESTORE_SHARE * times.carry_s(parked_tokens) + times.compute_s(least, prompt_tokens)
+        own_s = times.restore_s(parked_tokens) + times.compute_s(least, prompt_tokens)
         best_s = own_s + choices[0].cost_s
         best = Placement(best.slot, Source("restore", None, least, own_s, max(0.0, all_s - own_s)))
     common, rest_s = 0, all_s

@@ -11,6 +11,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.kv.account import KvHolding
+from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -50,6 +52,10 @@ class Start(Struct, frozen=True, tag="start"):
 
     ``threads`` None leaves the number to the engine, which then follows what other processes use. ``prefix_cache``
     lets sequences begin with the KV that others have of the same first tokens, within ``prefix_sharing``.
+
+    ``memory_budget_bytes`` bounds what is allocated for bands, ``kv_budget_bytes`` what sequences may hold of it
+    together (None: all), ``parked_bytes`` the memory for sequences without a stream (None: a quarter of what is free
+    at start), ``spill_bytes`` their files in ``spill_dir`` (None: no files).
     """
 
     model_path: str
@@ -62,6 +68,10 @@ class Start(Struct, frozen=True, tag="start"):
     self_measure: bool = True
     prefix_cache: bool = True
     prefix_sharing: PrefixSharing = "tenant"
+    kv_budget_bytes: int | None = None
+    parked_bytes: int | None = None
+    spill_dir: str | None = None
+    spill_bytes: int = 0
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -177,7 +187,14 @@ class EngineLoad(Struct, frozen=True):
     Of prompts that began since the engine started: ``prefix_query_tokens`` are their tokens, ``prefix_hit_tokens``
     those that did not have to be computed, ``prefix_saved_s`` the engine time that this saved, by prediction.
     ``idle_residents`` streams keep the KV of sequences that have ended, ``idle_resident_tokens`` in all.
-    ``lane_shares`` is each lane's share of engine time lately, 0 to 1."""
+    ``lane_shares`` is each lane's share of engine time lately, 0 to 1.
+
+    Of KV memory, projected (``scheduling.memory``): ``kv_held_tokens`` by running sequences, ``kv_promised_tokens``
+    with those that wait, of ``kv_budget_tokens``; ``kv_level`` is the watermark's level, ``kv_drain_s`` the predicted
+    time until long requests are taken again. ``kv_waste`` is the share of used streams' cells that hold nothing.
+    ``parked`` sequences have ``parked_bytes`` in memory, ``spilled`` of them ``spilled_bytes`` in files. Since the
+    engine started: each level was come to ``kv_level_entries`` times, ``kv_parked`` sequences gave up their stream for
+    want of memory, ``kv_spills`` states went to a file, ``kv_dropped`` were lost and are computed again."""
 
     running: int
     waiting: int
@@ -207,6 +224,19 @@ class EngineLoad(Struct, frozen=True):
     idle_residents: int = 0
     idle_resident_tokens: int = 0
     lane_shares: dict[str, float] = {}
+    kv_level: KvLevel = "normal"
+    kv_budget_tokens: int = 0
+    kv_held_tokens: int = 0
+    kv_promised_tokens: int = 0
+    kv_drain_s: float = 0.0
+    kv_level_entries: dict[str, int] = {}
+    kv_waste: float = 0.0
+    kv_parked: int = 0
+    parked_bytes: int = 0
+    spilled: int = 0
+    spilled_bytes: int = 0
+    kv_spills: int = 0
+    kv_dropped: int = 0
 
 
 class BandPlan(Struct, frozen=True):
@@ -242,6 +272,7 @@ class SelfMeasurement(Struct, frozen=True):
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     """The engine serves from now on. ``reductions`` says in words what had to give way to the memory budget,
+    ``memory_notes`` what about the memory plan is not exact,
     ``processor`` what the build of libllama uses of the processor,
     ``other_cores`` how many cores other processes used while it started."""
 
@@ -253,6 +284,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     reductions: list[str] = []
     processor: str = ""
     other_cores: float = 0.0
+    memory_notes: list[str] = []
 
 
 class EngineSnapshot(Struct, frozen=True, array_like=True, tag="engine_snapshot"):
@@ -262,6 +294,8 @@ class EngineSnapshot(Struct, frozen=True, array_like=True, tag="engine_snapshot"
     sequences: list[str]
     integrity: str | None
     """None when every account agrees, else what is wrong."""
+    kv: list[KvHolding] = []
+    """Where all KV is."""
 
 
 class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):

@@ -132,7 +132,7 @@ def make_tiny_gguf(
         writer.add_rope_freq_base(10_000.0)
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-        _add_tokenizer(writer, vocab)
+        add_tokenizer(writer, vocab)
         for name, tensor in _tensors(layers, embedding, heads, kv_heads, feed_forward, vocab, seed).items():
             writer.add_tensor(name, tensor)
         writer.write_header_to_file()
@@ -147,7 +147,8 @@ def make_tiny_gguf(
     return path
 
 
-def _add_tokenizer(writer: Any, vocab: int) -> None:
+def add_tokenizer(writer: Any, vocab: int) -> None:
+    """Writes the byte-level tokenizer of ``vocab`` tokens and the chat template into a ``gguf.GGUFWriter``."""
     merges = learn_merges(vocab - 256 - len(_CONTROL))
     tokens = [*_CONTROL, *byte_symbols()]
     # Different pairs can spell one token ("a"+"bc", "ab"+"c"): it is listed once.

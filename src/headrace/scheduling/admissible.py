@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.scheduling.bands import first_band
+from headrace.scheduling.memory import RESERVE_AFTER_S, MemoryRoom
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import SchedulerState
 
@@ -14,7 +15,8 @@ class Room:
 
     ``streams[b]`` counts streams of band ``b`` that are free within the band's cap, ``sequences`` those that
     ``max_num_seqs`` leaves, ``lanes`` what is left to each lane that has a cap. At most 0 means none, below 0 that
-    so many are too many: a cap was turned down while they ran.
+    so many are too many: a cap was turned down while they ran. ``memory`` is what the KV budget leaves, None without
+    one.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -30,11 +32,23 @@ class Room:
         self.sequences = (
             sum(state.free_streams) if knobs.max_num_seqs is None else knobs.max_num_seqs - len(state.running)
         )
+        self.memory = None if state.memory is None else MemoryRoom(state.memory, state.running)
         self.lanes = dict(knobs.lane_caps)
         if self.lanes:
             for sequence in state.running:
                 if sequence.lane in self.lanes:
                     self.lanes[sequence.lane] -= 1
+        if self.memory is not None:
+            self._reserve(self.memory, state)
+
+    def _reserve(self, memory: MemoryRoom, state: SchedulerState) -> None:
+        """Keep memory free for the oldest that has waited for it, where it is not a stream that it waits for."""
+        oldest = min(state.waiting, key=lambda s: (s.arrived_s, s.request_id), default=None)
+        if oldest is None or state.now_s - oldest.arrived_s < RESERVE_AFTER_S:
+            return
+        band = first_band(oldest.known_tokens, oldest.limit_tokens, state.bands, state.knobs.band_margin_tokens)
+        if band is not None and self.admits(oldest.lane, band):
+            memory.reserve(oldest)
 
     @property
     def left(self) -> int:
@@ -49,12 +63,18 @@ class Room:
         """Whether a sequence of ``lane`` may enter ``band``."""
         return self.streams[band] > 0 and self.sequences > 0 and self.lane_open(lane)
 
-    def take(self, lane: str, band: int) -> None:
+    def fits(self, sequence: SequenceState) -> bool:
+        """Whether the KV budget has room for a sequence."""
+        return self.memory is None or self.memory.fits(sequence)
+
+    def take(self, sequence: SequenceState, band: int) -> None:
         """One enters."""
         self.streams[band] -= 1
         self.sequences -= 1
-        if lane in self.lanes:
-            self.lanes[lane] -= 1
+        if self.memory is not None:
+            self.memory.take(sequence)
+        if sequence.lane in self.lanes:
+            self.lanes[sequence.lane] -= 1
 
 
 def admissible(order: Iterable[SequenceState], room: Room, state: SchedulerState) -> list[tuple[SequenceState, int]]:
@@ -71,9 +91,9 @@ def admissible(order: Iterable[SequenceState], room: Room, state: SchedulerState
         if not room.lane_open(sequence.lane):
             continue
         band = first_band(sequence.known_tokens, sequence.limit_tokens, state.bands, state.knobs.band_margin_tokens)
-        if band is None or not room.admits(sequence.lane, band):
+        if band is None or not room.admits(sequence.lane, band) or not room.fits(sequence):
             continue
-        room.take(sequence.lane, band)
+        room.take(sequence, band)
         found.append((sequence, band))
         left -= 1
     return found

@@ -71,11 +71,13 @@ class BatchRoom(Room):
         """Whether it may enter now."""
         if not self.has_stream(band) or not self.lane_open(sequence.lane) or not self.in_time(sequence, band):
             return False
+        if not self.fits(sequence):
+            return False
         return self._batch[band] > 0 or presses(sequence, self.presses_until_s)
 
     def enter(self, sequence: SequenceState, band: int) -> None:
         """One enters."""
-        self.take(sequence.lane, band)
+        self.take(sequence, band)
         self._batch[band] -= 1
         self._rows[band] += 1
         self._cells[band] += sequence.known_tokens
@@ -91,5 +93,7 @@ class BatchRoom(Room):
         self._cells[band] -= victim.computed_tokens
         self._takes_s[band] = self._times.call_s(self._rows[band], self._cells[band]) if self._rows[band] else 0.0
         self.sequences += 1
+        if self.memory is not None:
+            self.memory.give_back(victim)
         if victim.lane in self.lanes:
             self.lanes[victim.lane] += 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.scheduling.cost import prefill_pairs
+from headrace.scheduling.step import StepTimes
+
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFacts:
@@ -41,3 +44,16 @@ def saves_deadline(arrival: ArrivalFacts, now_s: float, running: RunningPass, ow
     ):
         return False
     return now_s + own_s <= arrival.deadline_s < max(now_s, running.ends_s) + own_s
+
+
+def first_token_s(
+    prompt_tokens: int, cached_tokens: int, times: StepTimes, *, chunk_tokens: int, decode_s: float
+) -> float:
+    """Predicted time to a prompt's first token when its chunks of up to ``chunk_tokens`` come next, with a decode step
+    of ``decode_s`` before each. The first ``cached_tokens``, fewer than the prompt has, are there already; bringing
+    them to its stream is not counted (``kv.sources`` does it only where it takes a fraction of computing them)."""
+    total_s = 0.0
+    for start in range(cached_tokens, prompt_tokens, chunk_tokens):
+        tokens = min(chunk_tokens, prompt_tokens - start)
+        total_s += decode_s + times.call_s(tokens, 0, prefill_pairs(start, tokens))
+    return total_s

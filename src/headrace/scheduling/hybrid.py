@@ -29,6 +29,7 @@ from headrace.scheduling.batch_room import BatchRoom, presses
 from headrace.scheduling.chunks import efficient_tokens, fitting_tokens
 from headrace.scheduling.compaction import moves_of
 from headrace.scheduling.cost import prefill_pairs
+from headrace.scheduling.crowd import Crowd
 from headrace.scheduling.debts import Owner
 from headrace.scheduling.order import LATE_S, GroupKey, ServiceRates, WaitingQueue
 from headrace.scheduling.placement import promotions_of
@@ -62,7 +63,8 @@ class Hybrid:
                 band.decoders = [s for s in band.decoders if s.request_id not in stalled]
             view.prefilling = [s for s in view.prefilling if s.request_id not in stalled]
         decode = _decodes(state, view, queue.indebted)
-        prefill = _Prefill(state, room, decode, cap_s, queue.indebted)
+        crowd = Crowd(decode.sequences, state, queue, room.presses_until_s)
+        prefill = _Prefill(state, room, decode, crowd, cap_s, queue.indebted)
         prefill.fill(_candidates(state, queue, view), queue)
         moves: tuple[Move, ...] = ()
         if not state.fused and not prefill.admissions and not promotions and victim is None:
@@ -240,7 +242,13 @@ class _Prefill:
     """Fills a step with chunks, in order, until the time or the tokens are used up."""
 
     def __init__(
-        self, state: SchedulerState, room: BatchRoom, decode: _Decodes, cap_s: float, indebted: Collection[Owner]
+        self,
+        state: SchedulerState,
+        room: BatchRoom,
+        decode: _Decodes,
+        crowd: Crowd,
+        cap_s: float,
+        indebted: Collection[Owner],
     ) -> None:
         rows = len(decode.sequences)
         self._state = state
@@ -250,6 +258,7 @@ class _Prefill:
         self._decodes = decode
         self._indebted = indebted
         self._cap_s = cap_s
+        self._crowd = crowd
         self._rows = rows if state.fused else 0
         self._pairs = 0
         self._tokens_left = min(state.knobs.max_prefill_tokens, state.knobs.step_tokens - rows)
@@ -260,8 +269,10 @@ class _Prefill:
         """Take candidates (a heap) in order. A group whose head cannot enter is left for this step: nobody of the
         same lane, tenant and band overtakes."""
         while candidates and self._tokens_left > 0:
-            _, _, sequence, key, place, late = heapq.heappop(candidates)
+            rank_s, _, sequence, key, place, late = heapq.heappop(candidates)
             if key is not None and not self._room.lets_in(sequence, key[2]):
+                continue
+            if self._crowd.holds_back(sequence, rank_s, late):
                 continue
             if not self._take(sequence, key, late):
                 return

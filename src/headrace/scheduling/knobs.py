@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
+_ROUNDING: Final = 1e-9
+
 Strategy = Literal["static", "dynamic", "continuous", "hybrid", "auto"]
+
+
+def marks_problem(warn: float, refuse: float, move: float, gap: float) -> str | None:
+    """Why these cannot be watermarks, or None: each mark lies ``gap`` above the one before at least, else a level could
+    be entered where the one below it is left."""
+    if not 0 < gap < warn:
+        return f"the gap {gap:g} must be above 0 and below the first mark {warn:g}"
+    for lower, upper in ((warn, refuse), (refuse, move)):
+        if upper - lower < gap - _ROUNDING:
+            return f"watermarks must be the gap {gap:g} apart at least: {lower:g} and {upper:g} are not"
+    return None
 
 
 class SchedulingKnobs(Struct, frozen=True):
@@ -28,6 +41,10 @@ class SchedulingKnobs(Struct, frozen=True):
     urgent every ``ageing_s``. The batch grows past the knee of step time only while doubling it would add at least
     ``knee_gain`` of throughput.
 
+    Shares of the KV budget from which on memory is said to be scarce (``kv_warn``), new requests projected to at least
+    ``kv_long_tokens`` are refused (``kv_refuse``), and cold sequences are parked (``kv_move``); each level is left
+    ``kv_gap`` lower (``kv.watermarks``).
+
     Raises ValueError for values that no scheduler can work with.
     """
 
@@ -47,6 +64,11 @@ class SchedulingKnobs(Struct, frozen=True):
     idle_step_s: float = 0.4
     ageing_s: float = 10.0
     knee_gain: float = 0.15
+    kv_warn: float = 0.70
+    kv_refuse: float = 0.85
+    kv_move: float = 0.95
+    kv_gap: float = 0.05
+    kv_long_tokens: int = 8192
 
     def __post_init__(self) -> None:
         for name in ("step_tokens", "max_prefill_tokens", "merge_max", "min_prefill_tokens"):
@@ -56,6 +78,9 @@ class SchedulingKnobs(Struct, frozen=True):
             raise ValueError(f"max_num_seqs must be at least 1, not {self.max_num_seqs}")
         if any(cap < 1 for cap in (*(self.band_caps or ()), *self.lane_caps.values())):
             raise ValueError("a cap must be at least 1: nothing could run")
+        problem = marks_problem(self.kv_warn, self.kv_refuse, self.kv_move, self.kv_gap)
+        if problem is not None:
+            raise ValueError(problem)
         if any(not weight > 0 for weight in self.lane_weights.values()):
             raise ValueError("a lane's weight must be above 0")
         for name in ("ageing_s", "urgent_step_s", "idle_step_s"):

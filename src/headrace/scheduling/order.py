@@ -28,7 +28,7 @@ and then its whole age counts: each of its sequences that is before A delays A b
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -161,6 +161,11 @@ class WaitingQueue(Collection[SequenceState]):
         if age_s <= 0:
             return DEBT_WEIGHT * debt_s
         return DEBT_WEIGHT * debt_s + (age_s if debt_s >= FULL_DEBT_S else age_s * debt_s / FULL_DEBT_S)
+
+    @property
+    def debts_s(self) -> Mapping[Owner, float]:
+        """The debts of tenants (and their lanes) that have any."""
+        return self._debts.debts_s
 
     @property
     def in_debt(self) -> Collection[Owner]:

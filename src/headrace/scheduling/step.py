@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
+from headrace.scheduling.memory import MemoryLimits
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.traffic import Traffic
 
@@ -47,8 +48,9 @@ class SchedulerState(Struct, frozen=True):
     after the other (libllama), so that a chunk only delays what comes after it. ``lane_shares`` is each lane's
     share of engine time lately, 0 to 1 (``scheduling.shares``). ``urgent_seen_s`` is when a sequence with a target
     was last alive. ``traffic`` describes the latest requests, for ``auto``.
-    ``batch_cap`` is the knee of step time (``scheduling.caps``; 0: not known). ``strategy`` is what the last plan said
-    of itself (``StepPlan.strategy``), empty at first.
+    ``batch_cap`` is the knee of step time and ``crowd`` a batch size nearly as good as any (``scheduling.caps``; 0: not
+    known). ``strategy`` is what the last plan said of itself (``StepPlan.strategy``), empty at first. ``memory`` bounds
+    what sequences may hold together; None where every stream has memory of its own.
     """
 
     now_s: float
@@ -63,7 +65,9 @@ class SchedulerState(Struct, frozen=True):
     urgent_seen_s: float = -math.inf
     traffic: Traffic = Traffic()
     batch_cap: int = 0
+    crowd: int = 0
     strategy: str = ""
+    memory: MemoryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

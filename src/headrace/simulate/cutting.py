@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from headrace.scheduling.bands import first_band
-from headrace.scheduling.cost import prefill_pairs
-from headrace.scheduling.cut import ArrivalFacts, RunningPass, saves_deadline
+from headrace.scheduling.cut import ArrivalFacts, RunningPass, first_token_s, saves_deadline
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import SchedulerState
 from headrace.simulate.passes import Pass
@@ -30,7 +29,7 @@ def worth_a_cut(
     due = [s.deadline_s for s in members if s.deadline_s is not None and s.first_token_s is None]
     facts = RunningPass(ends_s, min([s.priority for s in members]), min(due, default=None))
     arrived = ArrivalFacts(arrival.deadline_s, arrival.priority, _has_room(arrival, state))
-    return saves_deadline(arrived, now_s, facts, _first_token_s(arrival.prompt_tokens, state))
+    return saves_deadline(arrived, now_s, facts, _first_token_s(arrival, state))
 
 
 def _has_room(arrival: SequenceState, state: SchedulerState) -> bool:
@@ -43,13 +42,13 @@ def _has_room(arrival: SequenceState, state: SchedulerState) -> bool:
     )
 
 
-def _first_token_s(prompt_tokens: int, state: SchedulerState) -> float:
-    """Predicted time to a prompt's first token when its chunks come next, with a decode step before each."""
+def _first_token_s(arrival: SequenceState, state: SchedulerState) -> float:
+    """Predicted time to its first token when its chunks come next, with a decode step before each."""
     decoding = [s.computed_tokens for s in state.running if s.decoding]
-    decode_s = state.times.call_s(len(decoding), sum(decoding)) if decoding else 0.0
-    chunk = min(state.knobs.max_prefill_tokens, state.knobs.step_tokens)
-    total_s = 0.0
-    for start in range(0, prompt_tokens, chunk):
-        tokens = min(chunk, prompt_tokens - start)
-        total_s += decode_s + state.times.call_s(tokens, 0, prefill_pairs(start, tokens))
-    return total_s
+    return first_token_s(
+        arrival.prompt_tokens,
+        arrival.cached_tokens,
+        state.times,
+        chunk_tokens=min(state.knobs.max_prefill_tokens, state.knobs.step_tokens),
+        decode_s=state.times.call_s(len(decoding), sum(decoding)) if decoding else 0.0,
+    )

@@ -7,14 +7,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from headrace.engines.llama.runs import decode_runs, prefill_groups
 from headrace.scheduling.cost import Call, prefill_pairs
+from headrace.scheduling.runs import decode_runs, prefill_groups
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import StepPlan, StepTimes
 
 PassLayout = Literal["fused", "apart", "libllama"]
 """``fused``: one pass for everything (vLLM). ``apart``: one pass for a band's decodes, those of all bands first, then
-one for each chunk. ``libllama``: apart, and only consecutive streams share a pass (``engines.llama.runs``)."""
+one for each chunk. ``libllama``: apart, and only consecutive streams share a pass (``scheduling.runs``)."""
 
 MOST_ROWS = 512
 """Of one pass in ``libllama``: its micro-batch."""

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from headrace.scheduling.bands import Band
-from headrace.scheduling.caps import knee
+from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
 from headrace.scheduling.cost import Call
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates
@@ -40,8 +40,6 @@ _STEP_RANK: Final = 1
 _SHORTEST_WAIT_S: Final = 1e-6
 _MOST_EMPTY_PLANS: Final = 100
 """In a row, by which sequences change places and nothing is computed: more are a policy that turns in circles."""
-_KNEE_STEPS: Final = 256
-"""A model that learns is asked for the knee of its step times this often."""
 
 
 class EngineShape(Struct, frozen=True):
@@ -110,7 +108,8 @@ class VirtualEngine:
         self._shares = LaneShares()
         self._traffic = TrafficWindow()
         self._strategy = ""
-        self._knee: tuple[SchedulingKnobs, int] | None = None
+        self._sizes_until_s = -math.inf
+        self._sizes = self._batch_sizes(-math.inf)
         self._empty_plans = 0
         self._step: _Step | None = None
         self._began_s = 0.0
@@ -196,6 +195,7 @@ class VirtualEngine:
     def set_knobs(self, knobs: SchedulingKnobs, now_s: float) -> Iterable[Event]:
         """New live values, from the next step on."""
         self.knobs = knobs
+        self._sizes_until_s = -math.inf
         self._residents.queue.set_knobs(knobs)
         if self._own_policy is None:
             self._policy = policy_for(knobs.strategy)
@@ -273,6 +273,7 @@ class VirtualEngine:
         return self._wake(now_s) if life == self._life else ()
 
     def _state(self, now_s: float) -> SchedulerState:
+        sizes = self._batch_sizes(now_s)
         return SchedulerState(
             now_s=now_s,
             bands=self.shape.bands,
@@ -285,20 +286,26 @@ class VirtualEngine:
             lane_shares=self._shares.shares(now_s),
             urgent_seen_s=self._residents.urgent_seen_s(now_s),
             traffic=self._traffic.view(),
-            batch_cap=self._batch_cap(),
+            batch_cap=sizes.knee,
+            crowd=sizes.crowd,
             strategy=self._strategy,
         )
 
-    def _batch_cap(self) -> int:
-        """The knee of predicted step time, found anew when knobs or predictions have changed."""
-        if self._knee is None or self._knee[0] is not self.knobs or (self._learn and self.steps % _KNEE_STEPS == 0):
-            most = max([band.max_sequences for band in self.shape.bands])
-            self._knee = (self.knobs, knee(self._believed, most, self.knobs.knee_gain))
-        return self._knee[1]
+    def _batch_sizes(self, now_s: float) -> BatchSizes:
+        """Looked for as often as the embedded engine does, at the contexts that run."""
+        if now_s >= self._sizes_until_s:
+            self._sizes_until_s = now_s + SIZES_INTERVAL_S
+            running = self._residents.running.values()
+            context_tokens = sum([sequence.computed_tokens for sequence in running]) / max(1, len(running))
+            most, overhead_s = max([band.max_sequences for band in self.shape.bands]), self.shape.overhead_s
+            self._sizes = batch_sizes(
+                self._believed, most, self.knobs.knee_gain, context_tokens=context_tokens, overhead_s=overhead_s
+            )
+        return self._sizes
 
     def _rates(self) -> ServiceRates:
         """What a token takes, from predicted step times, as the embedded engine reckons."""
-        times, cap = self._believed, self._batch_cap()
+        times, cap = self._believed, self._sizes.knee
         return ServiceRates(times.call_s(256) / 256, times.call_s(cap) / cap, times.call_s(1))
 
     def _place(self, plan: StepPlan, now_s: float) -> float:

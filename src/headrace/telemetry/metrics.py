@@ -100,6 +100,12 @@ class Metrics:
             ["knob"],
             registry=self.registry,
         )
+        self._kv_levels = Counter(
+            "headrace_kv_level_entered",
+            "Times that KV memory came to a level, from above or below",
+            ["level"],
+            registry=self.registry,
+        )
         self._admissions = Counter(
             "headrace_admissions", "What admission decided", ["lane", "decision"], registry=self.registry
         )
@@ -172,6 +178,11 @@ class Metrics:
         """Record one engine step."""
         self._step.observe(load.step_s)
         self._counts.seen(load)
+
+    def kv_level_entered(self, level: str, times: int) -> None:
+        """Count changes of KV memory's level."""
+        if times:
+            self._kv_levels.labels(level).inc(times)
 
     def knobs_changed(self, names: Iterable[str]) -> None:
         """Count knobs that have another value than before."""

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from headrace.admission.decide import LaneLoad
 from headrace.admission.lengths import OutputLength
+from headrace.kv.watermarks import LEVELS
 from headrace.messages.engine import EngineLoad, Ready
 from headrace.scheduling.knobs import Strategy
 
@@ -44,6 +45,9 @@ class Counts(NamedTuple):
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     prefix_saved_s: float = 0.0
+    kv_parked: int = 0
+    kv_spills: int = 0
+    kv_dropped: int = 0
 
     @classmethod
     def of(cls, load: EngineLoad) -> Counts:
@@ -92,6 +96,8 @@ class MomentCollector(Collector):
             yield from _gauges(load)
             yield from _counters(self._counts.totals)
             yield _shares(load)
+            yield _kv_level(load)
+            yield _kv_places(load)
             if load.strategy:
                 yield self._strategy(load)
 
@@ -151,6 +157,12 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
         ("batch_cap", "Sequences beyond which a larger batch only adds step time (0: not known)", load.batch_cap),
         ("slot_fragmentation_ratio", "Holes among the streams in use, of the worst band", load.fragmentation),
         ("parked_sequences", "Preempted sequences whose KV waits outside the streams", load.parked),
+        ("parked_bytes", "Host memory that the KV of parked sequences takes", load.parked_bytes),
+        ("kv_budget_tokens", "KV cells that sequences may hold together", load.kv_budget_tokens),
+        ("kv_held_tokens", "KV cells that running sequences are expected to hold in the end", load.kv_held_tokens),
+        ("kv_promised_tokens", "The same with sequences that wait in the engine", load.kv_promised_tokens),
+        ("kv_drain_seconds", "Predicted time until long requests are taken again", load.kv_drain_s),
+        ("kv_waste_ratio", "Cells of used streams that hold nothing", load.kv_waste),
         ("kv_used_tokens", "KV cells in use", load.kv_used_tokens),
         ("kv_used_bytes", "Bytes of KV memory in use", load.kv_used_bytes),
         ("kv_used_ratio", "KV cells in use, of all", ratio),
@@ -169,6 +181,28 @@ def _shares(load: EngineLoad) -> Metric:
     return family
 
 
+def _kv_level(load: EngineLoad) -> Metric:
+    family = GaugeMetricFamily("headrace_kv_level", "1 for the level of KV memory that holds", labels=["level"])
+    for level in LEVELS:
+        family.add_metric([level], float(level == load.kv_level))
+    return family
+
+
+def _kv_places(load: EngineLoad) -> Metric:
+    family = GaugeMetricFamily(
+        "headrace_kv_place_bytes",
+        "Bytes of KV by place: streams that somebody runs in, streams that keep what an ended sequence left, host"
+        " memory and files of parked sequences",
+        labels=["place"],
+    )
+    per_token = load.kv_total_bytes / load.kv_total_tokens if load.kv_total_tokens else 0.0
+    family.add_metric(["live"], load.kv_used_bytes)
+    family.add_metric(["idle"], load.idle_resident_tokens * per_token)
+    family.add_metric(["ram"], load.parked_bytes)
+    family.add_metric(["disk"], load.spilled_bytes)
+    return family
+
+
 def _counters(counts: Counts) -> Iterator[Metric]:
     for name, text, value in (
         ("slot_moves", "Sequences moved to another stream to close a hole", counts.moves),
@@ -177,5 +211,8 @@ def _counters(counts: Counts) -> Iterator[Metric]:
         ("prefix_query_tokens", "Prompt tokens of sequences that began", counts.prefix_query_tokens),
         ("prefix_hit_tokens", "Prompt tokens that did not have to be computed", counts.prefix_hit_tokens),
         ("prefix_saved_seconds", "Engine time that cached prompt tokens saved, by prediction", counts.prefix_saved_s),
+        ("kv_parked", "Running sequences that were parked for want of KV memory", counts.kv_parked),
+        ("kv_spills", "Parked KV that went on to a file", counts.kv_spills),
+        ("kv_dropped", "Parked KV that was lost and is computed again", counts.kv_dropped),
     ):
         yield CounterMetricFamily(f"headrace_{name}", text, value=value)

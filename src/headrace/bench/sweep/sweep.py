@@ -26,7 +26,7 @@ like an undecided one. A rate at which every trial is such is the generator's li
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -39,9 +39,6 @@ from headrace.bench.statistics.intervals import Interval, Share, newcombe, two_s
 from headrace.bench.sweep.sweep_result import LaneTrial, RatePoint, SweepResult, SweepSettings, Trial, Verdict
 from headrace.errors import ConfigError
 
-Measure = Callable[[float, float], Awaitable[tuple[RunInfo, Iterable[RequestRecord]]]]
-"""Offer ``rate`` requests per second for ``duration`` seconds and return what happened."""
-
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
@@ -51,12 +48,22 @@ class NextTrial:
     duration_s: float
 
 
+Measure = Callable[[int, NextTrial], tuple[RunInfo, Iterable[RequestRecord]]]
+"""Measures the trial with this number (from 0) and returns what happened."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Why the search is over."""
 
     reason: Literal[
-        "found", "holds_at_highest", "nothing_holds", "generator_limit", "too_few_requests", "out_of_trials"
+        "found",
+        "holds_at_highest",
+        "nothing_holds",
+        "generator_limit",
+        "too_few_requests",
+        "out_of_trials",
+        "interrupted",
     ]
 
 
@@ -149,21 +156,28 @@ def trial_of(rate_rps: float, duration_s: float, summary: Summary) -> Trial:
     )
 
 
-async def sweep(
+def sweep(
     measure: Measure,
     settings: SweepSettings,
     *,
     limits: Limits | None = None,
     on_trial: Callable[[Trial], None] | None = None,
-) -> SweepResult:
+) -> SweepResult | None:
     """Search with real measurements, one after the other. ``on_trial`` hears of each one.
 
-    Raises ConfigError for settings under which the search cannot work, and what ``measure`` raises.
+    An interruption, a run that was interrupted or Ctrl-C between two, ends the search with the trials that were whole;
+    None when there is none. Raises ConfigError for settings under which the search cannot work, and what ``measure``
+    and ``on_trial`` raise.
     """
     check_settings(settings)
     trials: list[Trial] = []
     while isinstance(step := next_step(trials, settings), NextTrial):
-        info, records = await measure(step.rate_rps, step.duration_s)
+        try:
+            info, records = measure(len(trials), step)
+        except KeyboardInterrupt:
+            info, records = None, ()
+        if info is None or info.interrupted:
+            return result_of(trials, settings, Finished("interrupted")) if trials else None
         trials.append(trial_of(step.rate_rps, step.duration_s, summarise(info, records, limits)))
         if on_trial is not None:
             on_trial(trials[-1])
@@ -171,7 +185,7 @@ async def sweep(
 
 
 def result_of(trials: Sequence[Trial], settings: SweepSettings, end: Finished) -> SweepResult:
-    """The result of a search that ended with ``end``."""
+    """The result of a search that ended with ``end``, after one trial or more."""
     points = points_of(trials, settings)
     below, above = bracket(points)
     return SweepResult(
@@ -244,6 +258,11 @@ def _between(low: float, high: float) -> float:
 
 
 def _finding(below: RatePoint | None, above: RatePoint | None, settings: SweepSettings, end: Finished) -> str:
+    text = _found(below, above, settings, end)
+    return f"{text} The search was interrupted." if end.reason == "interrupted" else text
+
+
+def _found(below: RatePoint | None, above: RatePoint | None, settings: SweepSettings, end: Finished) -> str:
     slo = f"{show_percent(settings.target)} of every lane's requests within their SLO"
     sure = f"confidence {show_percent(settings.confidence)}"
     if below is None:

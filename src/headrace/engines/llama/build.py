@@ -12,11 +12,16 @@ import psutil
 from headrace.engines.llama import library as llama_library
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.measure import measure, one_by_one_limit
+from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PrefixRules
+from headrace.engines.llama.spill import SpillStore
 from headrace.engines.llama.threads import CpuReader, check_threads
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
-from headrace.kv.budget import fit_bands
+from headrace.errors import ConfigError
+from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
+from headrace.kv.libllama_memory import stream_bytes
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import CostModel, CostPrior
@@ -38,11 +43,17 @@ def build(start: Start) -> Engine:
     library = llama_library.load()
     weights = Weights(library, Path(start.model_path), gpu_layers=start.gpu_layers)
     vocabulary = Vocabulary(weights)
-    per_token = weights.kv_bytes_per_token()
+    layout = weights.kv_layout()
     budget_bytes = start.memory_budget_bytes or psutil.virtual_memory().available // 2
     trained_tokens = library.api.llama_model_n_ctx_train(weights.handle)
     wanted = [Band(tokens, sequences) for tokens, sequences in start.bands]
-    budget = fit_bands(wanted, per_token, budget_bytes, trained_tokens)
+    budget = fit_bands(
+        wanted,
+        weights.kv_bytes_per_token(),
+        budget_bytes,
+        trained_tokens,
+        stream_bytes=lambda context_tokens: stream_bytes(layout, context_tokens),
+    )
 
     max_threads = check_threads(start.threads)
     core = EngineCore(
@@ -54,6 +65,8 @@ def build(start: Start) -> Engine:
         knobs=start.scheduling,
         threads=max_threads,
         prefix=PrefixRules(start.prefix_cache, start.prefix_sharing),
+        kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, budget.bytes_per_token),
+        parking=_parking(start),
     )
     first = core.context(0)
     reading = reader.read(time.monotonic())
@@ -74,7 +87,7 @@ def build(start: Start) -> Engine:
     if start.self_measure:
         core.one_by_one_limit = one_by_one_limit(first, weights.vocab_size)
     ready = Ready(
-        model=weights.info(start.model_name, budget.bands[-1].max_context_tokens),
+        model=weights.info(start.model_name, core.max_context_tokens),
         bands=core.band_plans(),
         memory_budget_bytes=budget_bytes,
         reductions=list(budget.reductions),
@@ -82,5 +95,36 @@ def build(start: Start) -> Engine:
         measurement=measurement,
         processor=library.system_info(),
         other_cores=other_cores,
+        memory_notes=_doubts(weights),
     )
     return Engine(core, max_threads, ready)
+
+
+def _doubts(weights: Weights) -> list[str]:
+    """What about the memory plan is not exact."""
+    if not weights.layout_doubt:
+        return []
+    return [f"KV memory is planned as if every layer kept every token: {weights.layout_doubt}"]
+
+
+def _kv_budget_tokens(budget_bytes: int | None, bytes_per_token: int) -> int | None:
+    """The budget in whole blocks. Raises ConfigError when it holds none."""
+    if budget_bytes is None:
+        return None
+    tokens = budget_bytes // bytes_per_token // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+    if tokens < MIN_CONTEXT_TOKENS:
+        raise ConfigError(
+            f"{budget_bytes} bytes hold {tokens} tokens of KV ({bytes_per_token} bytes each); at least "
+            f"{MIN_CONTEXT_TOKENS} are needed",
+            where="engine.kv_memory.budget_bytes",
+        )
+    return tokens
+
+
+def _parking(start: Start) -> Parking:
+    """Where KV without a stream goes. Raises ConfigError when the folder for its files cannot be written."""
+    limit_bytes = start.parked_bytes
+    if limit_bytes is None:
+        limit_bytes = psutil.virtual_memory().available // 4
+    spill = None if start.spill_dir is None else SpillStore(Path(start.spill_dir).expanduser(), start.spill_bytes)
+    return Parking(limit_bytes, spill)

@@ -14,9 +14,9 @@ from headrace.engines.llama.library import Library
 from headrace.engines.llama.sampling import Logits, logits_at
 from headrace.engines.llama.weights import Weights
 from headrace.errors import EngineError
+from headrace.kv.libllama_memory import MICRO_BATCH_TOKENS
 from headrace.scheduling.bands import Band
 
-MICRO_BATCH_TOKENS = 512
 PROMPT_OUTPUT_CHUNK_TOKENS = 64
 """Chunk limit of a sequence that wants logits at every prompt position (echo with logprobs): the logits
 buffer grows to the largest step and is never given back."""

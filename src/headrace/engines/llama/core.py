@@ -15,16 +15,21 @@ import msgspec
 from headrace.engines.llama.apply import Applier
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.forward import Forward
+from headrace.engines.llama.kv_account import kv_account, kv_limits
 from headrace.engines.llama.live import LiveSequence, prompt_problem
 from headrace.engines.llama.load_report import LoadReport
+from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
+from headrace.engines.llama.pressure import KvPressure
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
+from headrace.kv.account import KvAccount
+from headrace.kv.sources import SourceTimes
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
 from headrace.scheduling.bands import first_band
-from headrace.scheduling.caps import knee
-from headrace.scheduling.cost import CostModel, prefill_pairs
-from headrace.scheduling.cut import ArrivalFacts, saves_deadline
+from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
+from headrace.scheduling.cost import CostModel
+from headrace.scheduling.cut import ArrivalFacts, first_token_s, saves_deadline
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates
 from headrace.scheduling.sequence import UNKNOWN_OUTPUT_TOKENS
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
 
 EMPTY_PAUSE_S = 0.05
 """How long to wait after a plan that computes nothing and does not say when to ask again."""
-KNEE_INTERVAL_S = 0.5
 OVERHEAD_MEMORY = 0.05
 """Weight of the latest step in what a step takes besides its passes."""
 
@@ -60,7 +64,11 @@ class EngineCore:
         threads: int,
         prefix: PrefixRules = PREFIX_DEFAULT,
         clock: Callable[[], float] = time.monotonic,
+        kv_budget_tokens: int | None = None,
+        parking: Parking | None = None,
     ) -> None:
+        """``kv_budget_tokens`` is what sequences may hold together (None: what the streams do), ``parking`` where KV
+        goes that has no stream (None: memory, without a limit)."""
         self._library = library
         self._vocabulary = vocabulary
         self._policy = policy
@@ -68,19 +76,25 @@ class EngineCore:
         self.knobs = knobs
         self._step_tokens_capacity = knobs.step_tokens
         self.max_context_tokens = budget.bands[-1].max_context_tokens
+        if kv_budget_tokens is not None:
+            self.max_context_tokens = min(self.max_context_tokens, kv_budget_tokens)
         self.costs = StepCosts(CostModel())
-        self.residents = Residents(library, weights, budget, knobs, prefix, self.now_s)
+        self.residents = Residents(
+            library, weights, budget, knobs, prefix, self.now_s, Parking() if parking is None else parking
+        )
+        self.pressure = KvPressure(self.residents, kv_budget_tokens)
         self.applier = Applier(self.residents, self.now_s)
         self.forward = Forward(self.residents, vocabulary, self.costs, self.now_s, threads)
-        self._report = LoadReport(self.residents, self.applier, self.forward, budget.bytes_per_token)
+        self._report = LoadReport(self.residents, self.applier, self.forward, self.pressure, budget.bytes_per_token)
+        self._bytes_per_token = budget.bytes_per_token
         self._shares = LaneShares()
         self._traffic = TrafficWindow()
         self._ended: list[SequenceOutput] = []
         self._last_plan = StepPlan()
         self._last_step_s = 0.0
-        self._batch_cap = 0
+        self._sizes = BatchSizes()
         self._overhead_s = 0.0
-        self._knee_s = -KNEE_INTERVAL_S
+        self._sizes_s = -SIZES_INTERVAL_S
         self.emit: Callable[[StepOutput], None] | None = None
         """Takes outputs as soon as they are there, before the step's next pass; without it ``step`` returns all."""
         self.cut: Callable[[], bool] | None = None
@@ -119,7 +133,7 @@ class EngineCore:
         """New live values, cut to what the contexts were created for."""
         self.knobs = msgspec.structs.replace(knobs, step_tokens=min(knobs.step_tokens, self._step_tokens_capacity))
         self.residents.queue.set_knobs(self.knobs)
-        self._knee_s = -KNEE_INTERVAL_S
+        self._sizes_s = -SIZES_INTERVAL_S
 
     def set_policy(self, policy: StepPolicy) -> None:
         """Another policy from the next step on. Policies keep nothing between steps: no sequence notices."""
@@ -178,6 +192,8 @@ class EngineCore:
         """Plan and run one step. Returns what it produced and has not been given to ``emit``, with ends that happened
         since the last one."""
         started_s = self._clock()
+        self.residents.settle_parked()
+        self.pressure.relieve(started_s, self.knobs, self._rates())
         plan = self._policy.plan(self._scheduler_state(started_s))
         outputs, self._ended = self._ended, []
         self.applier.apply(
@@ -214,6 +230,7 @@ class EngineCore:
         residents = self.residents
         residents.note_cached()
         residents.queue.refresh(now_s)
+        sizes = self._batch_sizes(now_s)
         return SchedulerState(
             now_s=now_s,
             bands=residents.bands,
@@ -226,28 +243,30 @@ class EngineCore:
             lane_shares=self._shares.shares(now_s),
             urgent_seen_s=residents.urgent_seen_s(now_s),
             traffic=self._traffic.view(),
-            batch_cap=self._cap(now_s),
+            batch_cap=sizes.knee,
+            crowd=sizes.crowd,
             strategy=self._last_plan.strategy,
+            memory=self.pressure.limits(self.knobs),
         )
 
-    def _cap(self, now_s: float) -> int:
-        """The knee of step time, looked for twice a second; 0 while nothing is known of this machine."""
-        if now_s - self._knee_s >= KNEE_INTERVAL_S and self.costs.known:
-            self._knee_s = now_s
+    def _batch_sizes(self, now_s: float) -> BatchSizes:
+        """Looked for twice a second."""
+        if now_s - self._sizes_s >= SIZES_INTERVAL_S and self.costs.known:
+            self._sizes_s = now_s
             most = max([band.max_sequences for band in self.residents.bands])
             running = self.residents.running.values()
             context_tokens = sum([s.state.computed_tokens for s in running]) / max(1, len(running))
-            self._batch_cap = knee(
+            self._sizes = batch_sizes(
                 self.costs.model,
                 most,
                 self.knobs.knee_gain,
                 context_tokens=context_tokens,
                 overhead_s=self._overhead_s,
             )
-        return self._batch_cap
+        return self._sizes
 
     def _rates(self) -> ServiceRates:
-        times, cap = self.costs.model, max(1, self._batch_cap)
+        times, cap = self.costs.model, max(1, self._sizes.knee)
         return ServiceRates(times.call_s(256) / 256, times.call_s(cap) / cap, times.call_s(1))
 
     def cut_saves(self, submit: Submit, now_s: float) -> bool:
@@ -256,7 +275,7 @@ class EngineCore:
         if running is None or submit.deadline_s is None:
             return False
         arrival = ArrivalFacts(submit.deadline_s, submit.priority, self._has_room(submit))
-        return saves_deadline(arrival, now_s, running, self._first_token_s(len(submit.prompt_tokens)))
+        return saves_deadline(arrival, now_s, running, self._first_token_s(submit))
 
     def _has_room(self, submit: Submit) -> bool:
         """Whether a stream is free for it, or held by something less urgent."""
@@ -270,29 +289,41 @@ class EngineCore:
             for s in self.residents.running.values()
         )
 
-    def _first_token_s(self, prompt_tokens: int) -> float:
-        """Predicted time to a prompt's first token when its chunks come next, decodes before each."""
-        chunk = min(self.knobs.max_prefill_tokens, self.knobs.step_tokens)
-        total_s = 0.0
-        for start in range(0, prompt_tokens, chunk):
-            tokens = min(chunk, prompt_tokens - start)
-            total_s += self.forward.decode_s + self.costs.model.call_s(tokens, 0, prefill_pairs(start, tokens))
-        return total_s
+    def _first_token_s(self, submit: Submit) -> float:
+        """Predicted time to its first token when its chunks come next, decodes before each, with what the engine holds
+        of its prompt now. One look-up for each 128 tokens of it, once an arrival."""
+        return first_token_s(
+            len(submit.prompt_tokens),
+            self.residents.cached_tokens(submit),
+            self.costs.model,
+            chunk_tokens=min(self.knobs.max_prefill_tokens, self.knobs.step_tokens),
+            decode_s=self.forward.decode_s,
+        )
 
     # Accounts
 
     def load(self) -> EngineLoad:
         """How full the engine is right now, and what its last step was."""
-        load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._batch_cap)
+        self.pressure.look(self.knobs, self._rates())
+        load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._sizes.knee)
         return msgspec.structs.replace(load, lane_shares=self._shares.shares(self._clock()))
 
     def band_plans(self) -> list[BandPlan]:
         """Every band with its KV bytes and whether its context exists."""
         return self.residents.band_plans()
 
+    def kv_account(self) -> KvAccount:
+        """Where all KV is, who uses it, and what it costs to bring back."""
+        reuse = self.residents.reuse
+        times = SourceTimes(self.costs.model, reuse.carry_time.s_per_token, self.knobs.max_prefill_tokens)
+        return kv_account(self.residents, times, self._bytes_per_token)
+
     def check_integrity(self) -> str | None:
-        """None when slots, sequences, parked KV and libllama's own counts agree; else what is wrong."""
-        return self.residents.check_integrity()
+        """None when slots, sequences, parked KV, libllama's own counts and the account of all KV agree; else what is
+        wrong."""
+        return self.residents.check_integrity() or self.kv_account().check_integrity(
+            kv_limits(self.residents, self._bytes_per_token)
+        )
 
     def close(self) -> None:
         """Free contexts and samplers. Sequences must have been ended before."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.residents import Residents
-from headrace.engines.llama.runs import Run, decode_runs, prefill_groups, trial_runs, widening
 from headrace.engines.llama.sampling import log_probability
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.engines.llama.vocabulary import Vocabulary
@@ -21,6 +20,7 @@ from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import SequenceOutput, TokenLogprob
 from headrace.scheduling.cost import prefill_pairs
 from headrace.scheduling.cut import RunningPass
+from headrace.scheduling.runs import Run, decode_runs, prefill_groups, trial_runs, widening
 from headrace.scheduling.sequence import Slot
 from headrace.scheduling.shares import Part
 from headrace.scheduling.step import StepPlan

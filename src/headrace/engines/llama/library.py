@@ -7,8 +7,9 @@ they are an optional dependency and take a while.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.errors import ModelError
@@ -22,12 +23,24 @@ class Library:
     def __init__(self, api: Any) -> None:
         self.api = api
         self._recent: collections.deque[str] = collections.deque(maxlen=20)
+        self._listener: Callable[[str], None] | None = None
         # libllama keeps only the pointer: the callback object has to live as long as the library is used.
         self._log_callback = api.llama_log_callback(self._on_log)
         api.llama_log_set(self._log_callback, None)
         api.llama_backend_init()
 
+    @contextlib.contextmanager
+    def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Within, ``listener`` gets every piece of text that libllama logs, at every level."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
+
     def _on_log(self, level: int, text: bytes, _user: object) -> None:
+        if self._listener is not None:
+            self._listener(text.decode("utf-8", "replace"))
         if level >= _WARN_LEVEL:
             self._recent.append(text.decode("utf-8", "replace").strip())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.engines.llama.apply import Applier
 from headrace.engines.llama.forward import Forward
+from headrace.engines.llama.pressure import KvPressure
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
 from headrace.messages.engine import EngineLoad
@@ -17,18 +18,22 @@ REPORT_INTERVAL_S = 0.05
 class LoadReport:
     """Builds ``EngineLoad`` from the engine's parts, and knows when one is due."""
 
-    def __init__(self, residents: Residents, applier: Applier, forward: Forward, bytes_per_token: int) -> None:
+    def __init__(
+        self, residents: Residents, applier: Applier, forward: Forward, pressure: KvPressure, bytes_per_token: int
+    ) -> None:
         self._residents = residents
         self._applier = applier
         self._forward = forward
+        self._pressure = pressure
         self._bytes_per_token = bytes_per_token
         self._total_tokens = sum([band.max_context_tokens * band.max_sequences for band in residents.bands])
-        self._reported_counts = (-1, -1)
+        self._reported_counts = (-1, -1, "")
         self._reported_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """True when sequences came or went, or the last report is old; else steps are kept short without one."""
-        counts = (len(self._residents.running), len(self._residents.waiting))
+        """True when sequences came or went, memory's level changed, or the last report is old; else steps are kept
+        short without one."""
+        counts = (len(self._residents.running), len(self._residents.waiting), self._pressure.level)
         if counts == self._reported_counts and now_s - self._reported_s < REPORT_INTERVAL_S:
             return False
         self._reported_counts, self._reported_s = counts, now_s
@@ -39,7 +44,8 @@ class LoadReport:
     ) -> EngineLoad:
         """After a step of ``plan`` that took ``step_s``."""
         model, known = costs.model, costs.known
-        residents, forward = self._residents, self._forward
+        residents, forward, pressure = self._residents, self._forward, self._pressure
+        parking = residents.parking
         reuse = residents.reuse
         running = residents.running.values()
         used = sum([s.state.computed_tokens for s in running])
@@ -60,7 +66,7 @@ class LoadReport:
             decode_step_s=self._decode_step_s(model) if known else 0.0,
             batch_cap=batch_cap,
             fragmentation=residents.slots.most_fragmented(),
-            parked=len(residents.parking),
+            parked=len(parking),
             moves=self._applier.moves,
             victims=self._applier.victims,
             cut_steps=forward.cut_steps,
@@ -71,7 +77,30 @@ class LoadReport:
             prefix_saved_s=reuse.totals.saved_s,
             idle_residents=reuse.residents,
             idle_resident_tokens=reuse.resident_tokens,
+            kv_level=pressure.level,
+            kv_budget_tokens=pressure.budget_tokens,
+            kv_held_tokens=pressure.held_tokens,
+            kv_promised_tokens=pressure.promised_tokens,
+            kv_drain_s=pressure.drain_s,
+            kv_level_entries=dict(pressure.entries),
+            kv_waste=self._waste(),
+            kv_parked=pressure.parked,
+            parked_bytes=parking.bytes,
+            spilled=parking.on_disk,
+            spilled_bytes=parking.disk_bytes,
+            kv_spills=parking.spilled,
+            kv_dropped=parking.dropped,
         )
+
+    def _waste(self) -> float:
+        """Of the cells of streams in which somebody runs, the share that holds nothing."""
+        cells = used = 0
+        for sequence in self._residents.running.values():
+            slot = sequence.state.slot
+            assert slot is not None
+            cells += self._residents.bands[slot.band].max_context_tokens
+            used += sequence.state.computed_tokens
+        return 1 - used / cells if cells else 0.0
 
     def _decode_step_s(self, model: CostModel) -> float:
         """Predicted: one decode step of all running sequences and one more in the shortest band."""

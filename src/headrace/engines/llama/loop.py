@@ -73,7 +73,14 @@ class EngineLoop:
 
     def _snapshot(self, ask_id: int) -> EngineSnapshot:
         core = self._core
-        return EngineSnapshot(ask_id, core.load(), core.band_plans(), core.live_ids(), core.check_integrity())
+        return EngineSnapshot(
+            ask_id,
+            core.load(),
+            core.band_plans(),
+            core.live_ids(),
+            core.check_integrity(),
+            list(core.kv_account().holdings),
+        )
 
     def _set_knobs(self, knobs: Knobs) -> None:
         if knobs.scheduling is not None:

@@ -9,7 +9,7 @@ from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.parking import ParkedState
 from headrace.engines.llama.residents import Residents
 from headrace.errors import EngineError
-from headrace.kv.sources import Placement
+from headrace.kv.sources import Placement, SourceTimes
 from headrace.scheduling.cost import CostModel
 from headrace.scheduling.sequence import Slot
 
@@ -26,7 +26,7 @@ class Placer:
         created, in which case it waits on; ValueError when no stream is free."""
         residents = self._residents
         context = residents.context(band)
-        parked = residents.parking.get(sequence.request_id)
+        parked = self._parked(sequence, model, chunk_tokens)
         placement = residents.reuse.place(
             sequence.request_id,
             band,
@@ -38,6 +38,20 @@ class Placer:
         )
         kept_tokens = self._fill(context, placement, parked)
         residents.admit(sequence, placement, kept_tokens, now_s)
+
+    def _parked(self, sequence: LiveSequence, model: CostModel, chunk_tokens: int) -> ParkedState | None:
+        """What is parked of it; None when nothing is, when its file is damaged, and when reading that would take
+        longer than computing."""
+        parking, request_id = self._residents.parking, sequence.request_id
+        tokens = parking.tokens(request_id)
+        if not tokens:
+            return None
+        read_s = parking.read_s(request_id)
+        if read_s > 0:
+            times = SourceTimes(model, self._residents.reuse.carry_time.s_per_token, chunk_tokens)
+            if read_s + times.restore_s(tokens) > times.compute_s(0, tokens):
+                return None
+        return parking.get(request_id)
 
     def _fill(self, context: Context, placement: Placement, parked: ParkedState | None) -> int:
         """How many of the first tokens the stream holds afterwards; nothing else is in it."""

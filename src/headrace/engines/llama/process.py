@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from headrace.engines.llama.build import build
+from headrace.engines.llama.build import Engine, build
 from headrace.engines.llama.channel import Channel, GatewayGone
 from headrace.engines.llama.loop import EngineLoop
 from headrace.errors import EngineError, HeadraceError
@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
+    engine: Engine | None = None
     try:
         first, *rest = channel.receive(wait_s=None)
         if not isinstance(first, Start) or rest:
@@ -42,6 +43,9 @@ def main(arguments: list[str]) -> int:
     except HeadraceError as error:
         channel.send(Fatal(str(error)))
         return 1
+    finally:
+        if engine is not None:
+            engine.core.residents.parking.close()  # its files; all else goes with the process
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
@@ -15,7 +15,7 @@ from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.reuse import PrefixReuse
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
-from headrace.messages.engine import BandPlan, SequenceOutput
+from headrace.messages.engine import BandPlan, SequenceOutput, Submit
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates, WaitingQueue
 from headrace.scheduling.sequence import Slot
@@ -41,6 +41,7 @@ class Residents:
         knobs: SchedulingKnobs,
         prefix: PrefixRules,
         clock: Callable[[], float],
+        parking: Parking,
     ) -> None:
         self._library = library
         self._weights = weights
@@ -52,7 +53,7 @@ class Residents:
         self.queue = WaitingQueue(budget.bands, knobs)
         self.waiting: dict[str, LiveSequence] = {}
         self.running: dict[str, LiveSequence] = {}
-        self.parking = Parking()
+        self.parking = parking
         self.prefix = prefix
         self.reuse = PrefixReuse(budget.bands)
         self._clock = clock
@@ -106,6 +107,12 @@ class Residents:
             if self.reuse.can_truncate and self.prefix.reusable(sequence.request):
                 sequence.state.cached_tokens = tokens
 
+    def cached_tokens(self, request: Submit) -> int:
+        """How much of a prompt that has not been taken in somebody holds, as ``note_cached`` would find."""
+        if not self.reuse.can_truncate or not self.prefix.reusable(request):
+            return 0
+        return self.reuse.cached_tokens(self.prefix.namespace(request), request.prompt_tokens)
+
     def admit(self, sequence: LiveSequence, placement: Placement, kept_tokens: int, now_s: float) -> None:
         """A waiting sequence runs where it was placed; the stream holds its first ``kept_tokens`` tokens. What was
         parked of it is dropped. Raises ValueError when the stream is not free."""
@@ -113,7 +120,7 @@ class Residents:
         state.slot = self.slots.take(slot.band, request_id, slot.stream)
         del self.waiting[request_id]
         self.queue.take(state, now_s)
-        self.parking.take(request_id)
+        self.parking.drop(request_id)
         self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
@@ -135,6 +142,7 @@ class Residents:
         libllama does not hand it out, its tokens are computed again."""
         slot = sequence.state.slot
         assert slot is not None
+        dropped: list[str] = []
         if sequence.state.computed_tokens:
             context = self.context(slot.band)
             try:
@@ -142,13 +150,21 @@ class Residents:
             except EngineError:
                 sequence.state.computed_tokens = 0
             else:
-                self.parking.park(
-                    sequence.request_id,
-                    ParkedState(data, slot.stream, context.band.max_sequences, sequence.state.computed_tokens),
-                )
+                parked = ParkedState(data, slot.stream, context.band.max_sequences, sequence.state.computed_tokens)
+                dropped = self.parking.park(sequence.request_id, parked, sequence.state.rank_s or 0.0)
         self._leave_stream(sequence)
         del self.running[sequence.request_id]
         self._wait(sequence, rates, resumed=True)
+        self._lose(dropped)
+
+    def settle_parked(self) -> None:
+        """Before a step: sequences whose parked KV could not be written to a file are computed again."""
+        self._lose(self.parking.settle())
+
+    def _lose(self, request_ids: Iterable[str]) -> None:
+        """Nothing is parked of these any more."""
+        for request_id in request_ids:
+            self.waiting[request_id].state.computed_tokens = 0
 
     def _leave_stream(self, sequence: LiveSequence, *, keep: bool = True) -> None:
         """Out of a stream, whose KV stays for others with ``keep``."""
@@ -169,7 +185,7 @@ class Residents:
         """Give back everything a sequence holds. ``keep``: the KV in its stream is sound and may serve others."""
         if self.waiting.pop(sequence.request_id, None) is not None:
             self.queue.discard(sequence.state)
-            self.parking.take(sequence.request_id)
+            self.parking.drop(sequence.request_id)
             self.reuse.gone(sequence.request_id)
         elif self.running.pop(sequence.request_id, None) is not None:
             self._leave_stream(sequence, keep=keep)
@@ -248,3 +264,4 @@ class Residents:
         for context in self.contexts:
             if context is not None:
                 context.close()
+        self.parking.close()

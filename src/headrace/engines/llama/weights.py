@@ -8,8 +8,10 @@ from typing import Any
 
 from headrace.engines.llama.library import Library
 from headrace.errors import ModelError
-from headrace.kv.budget import kv_bytes_per_token
+from headrace.kv.layout import Cache, KvLayout, attention_rows
+from headrace.kv.libllama_memory import bytes_per_token
 from headrace.messages.engine import ModelInfo
+from headrace.plan.gguf_layout import describe_gguf
 
 
 class Weights:
@@ -30,6 +32,9 @@ class Weights:
             raise ModelError(f"libllama cannot load {path}: {library.recent_log() or 'no reason given'}")
         self.vocab: Any = api.llama_model_get_vocab(self.handle)
         self.vocab_size: int = api.llama_vocab_n_tokens(self.vocab)
+        self._layout: KvLayout | None = None
+        self.layout_doubt = ""
+        """After ``kv_layout``: why the layout is only an upper bound; empty when it is exact."""
 
     def close(self) -> None:
         """Free the model. Contexts over it must be closed before."""
@@ -53,18 +58,31 @@ class Weights:
         value = self.metadata(key)
         return int(value) if value is not None and value.isdecimal() else None
 
-    def kv_bytes_per_token(self) -> int:
-        """F16 KV bytes per token, from layers, KV heads and key and value lengths."""
+    def kv_layout(self) -> KvLayout:
+        """How the model keeps its KV memory, as ``headrace plan kv`` reads it from the same file."""
+        if self._layout is None:
+            try:
+                self._layout = describe_gguf(self.path).layout
+            except ModelError as error:
+                self.layout_doubt = str(error)
+                self._layout = self._full_attention()
+        return self._layout
+
+    def _full_attention(self) -> KvLayout:
+        """The most it can be: every layer keeps keys and values of every token."""
         api = self.library.api
         architecture = self.metadata("general.architecture") or ""
-        heads = max(1, api.llama_model_n_head(self.handle))
-        head_length = api.llama_model_n_embd(self.handle) // heads
-        return kv_bytes_per_token(
-            layers=api.llama_model_n_layer(self.handle),
-            kv_heads=max(1, api.llama_model_n_head_kv(self.handle)),
-            key_length=self._number(f"{architecture}.attention.key_length") or head_length,
-            value_length=self._number(f"{architecture}.attention.value_length") or head_length,
+        head_length = api.llama_model_n_embd(self.handle) // max(1, api.llama_model_n_head(self.handle))
+        rows = attention_rows(
+            max(1, api.llama_model_n_head_kv(self.handle)),
+            self._number(f"{architecture}.attention.key_length") or head_length,
+            self._number(f"{architecture}.attention.value_length") or head_length,
         )
+        return KvLayout((Cache("every token", api.llama_model_n_layer(self.handle), rows),))
+
+    def kv_bytes_per_token(self) -> int:
+        """F16 KV bytes that libllama takes per token of a stream, states aside."""
+        return bytes_per_token(self.kv_layout())
 
     def info(self, name: str, max_context_tokens: int) -> ModelInfo:
         """What is served, for the API and for people."""

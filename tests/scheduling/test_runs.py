@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.llama.runs import (
+from headrace.scheduling.runs import (
     ALONE_TOKENS,
     Run,
     consecutive,

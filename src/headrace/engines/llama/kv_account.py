@@ -1,0 +1,65 @@
+"""The engine's account of where KV is (``kv.account``), made from those who hold it."""
+
+from __future__ import annotations
+
+from headrace.engines.llama.residents import Residents
+from headrace.kv.account import KvAccount, KvHolding, KvLimits
+from headrace.kv.sources import SourceTimes
+from headrace.scheduling.sequence import Slot
+
+
+def kv_limits(residents: Residents, bytes_per_token: int) -> KvLimits:
+    """What streams and parking hold at most."""
+    return KvLimits(
+        [(band.max_context_tokens, band.max_sequences) for band in residents.bands],
+        bytes_per_token,
+        {"ram": residents.parking.limit_bytes},
+    )
+
+
+def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -> KvAccount:
+    """Every holding at the moment. Streams of running sequences count what is computed, which may be a part of a block
+    more than what others can find of it."""
+    reuse, parking = residents.reuse, residents.parking
+    holdings: list[KvHolding] = []
+    owned: set[Slot] = set()
+    for request_id, sequence in residents.running.items():
+        slot, tokens = sequence.state.slot, sequence.state.computed_tokens
+        assert slot is not None
+        owned.add(slot)
+        holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), bytes_per_token, times, (request_id,)))
+    for slot, tokens in reuse.held():
+        if slot not in owned and tokens:
+            holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), bytes_per_token, times))
+    for request_id, place, tokens, size in parking.places():
+        restore_s = parking.read_s(request_id) + times.restore_s(tokens)
+        compute_s = times.compute_s(0, tokens)
+        holdings.append(
+            KvHolding(
+                request_id,
+                place,
+                tokens,
+                size,
+                (request_id,),
+                restore_s=min(restore_s, compute_s),
+                compute_s=compute_s,
+            )
+        )
+    return KvAccount(holdings)
+
+
+def _stream(
+    slot: Slot, tokens: int, shared: int, bytes_per_token: int, times: SourceTimes, users: tuple[str, ...] = ()
+) -> KvHolding:
+    """What is in a stream is there already, and can be carried to another one."""
+    return KvHolding(
+        f"{slot.band}.{slot.stream}",
+        "live" if users else "idle",
+        tokens,
+        tokens * bytes_per_token,
+        users,
+        band=slot.band,
+        shared_tokens=min(shared, tokens),
+        restore_s=0.0 if not users else times.carry_s(tokens),
+        compute_s=times.compute_s(0, tokens),
+    )

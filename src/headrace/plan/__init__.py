@@ -1,0 +1,1 @@
+"""Sizing before anything runs: KV memory of a model, and how many sequences fit."""
