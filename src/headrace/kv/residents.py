@@ -75,6 +75,10 @@ class IdleResidents(Generic[H]):
         """The stores have what they want of it."""
         self._residents[holder] = replace(self._residents[holder], saved=True)
 
+    def saved(self, holder: H) -> bool:
+        """Whether ``save`` was called for it."""
+        return self._residents[holder].saved
+
     def rename(self, holder: H, new: H) -> None:
         """The resident is with ``new`` now."""
         self._residents[new] = self._residents.pop(holder)

@@ -11,21 +11,30 @@ import psutil
 
 from headrace.engines.llama import library as llama_library
 from headrace.engines.llama.core import EngineCore
+from headrace.engines.llama.library import Library
 from headrace.engines.llama.measure import measure, one_by_one_limit
 from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.engines.llama.spill import SpillStore
 from headrace.engines.llama.threads import CpuReader, check_threads
+from headrace.engines.llama.tiering import Tiering
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ModelError
 from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
 from headrace.kv.libllama_memory import stream_bytes
+from headrace.kv.tiers.address import weights_identity
+from headrace.kv.tiers.disk import BlockFolder
+from headrace.kv.tiers.kv_tiers import KvTiers, TierSettings
+from headrace.kv.tiers.worker import ThreadWorker
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import CostModel, CostPrior
 from headrace.scheduling.strategies import policy_for
+
+MOST_QUEUED_BYTES = 256 * 2**20
+"""What may wait in memory to be stored, besides one state of any size, or an eighth of what the RAM store holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ def build(start: Start) -> Engine:
         prefix=PrefixRules(start.prefix_cache, start.prefix_sharing),
         kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, budget.bytes_per_token),
         parking=_parking(start),
+        tiering=_tiering(start, library),
     )
     first = core.context(0)
     reading = reader.read(time.monotonic())
@@ -119,6 +129,23 @@ def _kv_budget_tokens(budget_bytes: int | None, bytes_per_token: int) -> int | N
             where="engine.kv_memory.budget_bytes",
         )
     return tokens
+
+
+def _tiering(start: Start, library: Library) -> Tiering | None:
+    """The stores of KV blocks. Raises ConfigError when their folder cannot be used, ModelError when the model file
+    cannot be read."""
+    plan = start.kv_tiers
+    if plan is None or not start.prefix_cache or not (plan.ram_bytes or plan.disk_path):
+        return None
+    path = Path(start.model_path)
+    try:
+        weights = weights_identity(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    folder = None if plan.disk_path is None else BlockFolder(Path(plan.disk_path).expanduser())
+    settings = TierSettings(plan.ram_bytes, plan.disk_bytes, plan.compress_threshold, plan.codec)
+    worker = ThreadWorker(max(MOST_QUEUED_BYTES, plan.ram_bytes // 8))
+    return Tiering(KvTiers(settings, worker, folder), weights, library.state_build())
 
 
 def _parking(start: Start) -> Parking:

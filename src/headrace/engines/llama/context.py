@@ -204,17 +204,18 @@ class Context:
         memory costs more than the copy). Raises EngineError."""
         size = int(self._api.llama_state_seq_get_size(self.handle, stream))
         # Not a bytearray: that would be filled with zeros first, at the cost of the copy itself.
-        if not reuse:
-            data = np.empty(size, np.uint8).data
-        else:
-            if len(self._scratch) < size:
-                self._scratch = np.empty(size, np.uint8).data
-            data = self._scratch[:size]
+        data = self.scratch(size) if reuse else np.empty(size, np.uint8).data
         target = (ctypes.c_uint8 * size).from_buffer(data)
         written = self._api.llama_state_seq_get_data(self.handle, target, size, stream)
         if written != size:
             raise EngineError(f"libllama wrote {written} of {size} bytes of stream {stream}'s state")
         return data
+
+    def scratch(self, size: int) -> memoryview:
+        """A buffer of ``size`` bytes that the next caller overwrites."""
+        if len(self._scratch) < size:
+            self._scratch = np.empty(size, np.uint8).data
+        return self._scratch[:size]
 
     def load_stream(self, stream: int, data: bytearray | memoryview) -> bool:
         """Fill a stream from the bytes of ``save_stream``; False when libllama refuses them, in which case the

@@ -90,6 +90,7 @@ class LoadReport:
             spilled_bytes=parking.disk_bytes,
             kv_spills=parking.spilled,
             kv_dropped=parking.dropped,
+            tiers=None if residents.tiering is None else residents.tiering.load(),
         )
 
     def _waste(self) -> float:

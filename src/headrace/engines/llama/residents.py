@@ -14,7 +14,7 @@ from headrace.engines.llama.parking import ParkedState, Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.reuse import PrefixReuse
-from headrace.kv.token_blocks import KV_BLOCK_TOKENS
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS, packed
 from headrace.messages.engine import BandPlan, SequenceOutput, Submit
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates, WaitingQueue
@@ -23,9 +23,10 @@ from headrace.scheduling.slots import SlotTable
 
 if TYPE_CHECKING:
     from headrace.engines.llama.library import Library
+    from headrace.engines.llama.tiering import Tiering
     from headrace.engines.llama.weights import Weights
     from headrace.kv.budget import BandBudget
-    from headrace.kv.sources import Placement
+    from headrace.kv.sources import Placement, SourceTimes
 
 
 class Residents:
@@ -42,6 +43,7 @@ class Residents:
         prefix: PrefixRules,
         clock: Callable[[], float],
         parking: Parking,
+        tiering: Tiering | None = None,
     ) -> None:
         self._library = library
         self._weights = weights
@@ -54,6 +56,7 @@ class Residents:
         self.waiting: dict[str, LiveSequence] = {}
         self.running: dict[str, LiveSequence] = {}
         self.parking = parking
+        self.tiering = tiering
         self.prefix = prefix
         self.reuse = PrefixReuse(budget.bands)
         self._clock = clock
@@ -68,6 +71,8 @@ class Residents:
             self.contexts[band] = existing
             if not existing.can_remove_last:
                 self.reuse.can_truncate = False
+            if self.tiering is not None:
+                self.tiering.opened(band, existing)
         return existing
 
     def cannot_truncate(self, context: Context) -> None:
@@ -105,13 +110,19 @@ class Residents:
             sequence = self.waiting[request_id]
             # Memory that cannot be cut serves few prompts, and which ones is only found out when they begin.
             if self.reuse.can_truncate and self.prefix.reusable(sequence.request):
+                if self.tiering is not None:
+                    tokens = max(tokens, self.tiering.stored_tokens(*self.reuse.prompt(request_id)))
                 sequence.state.cached_tokens = tokens
 
     def cached_tokens(self, request: Submit) -> int:
         """How much of a prompt that has not been taken in somebody holds, as ``note_cached`` would find."""
         if not self.reuse.can_truncate or not self.prefix.reusable(request):
             return 0
-        return self.reuse.cached_tokens(self.prefix.namespace(request), request.prompt_tokens)
+        namespace = self.prefix.namespace(request)
+        tokens = self.reuse.cached_tokens(namespace, request.prompt_tokens)
+        if self.tiering is not None:
+            tokens = max(tokens, self.tiering.stored_tokens(namespace, packed(request.prompt_tokens)))
+        return tokens
 
     def admit(self, sequence: LiveSequence, placement: Placement, kept_tokens: int, now_s: float) -> None:
         """A waiting sequence runs where it was placed; the stream holds its first ``kept_tokens`` tokens. What was
@@ -121,12 +132,21 @@ class Residents:
         del self.waiting[request_id]
         self.queue.take(state, now_s)
         self.parking.drop(request_id)
+        if self.tiering is not None and sequence.queue_wait_s is None:
+            self.tiering.began(slot.band, *self.reuse.prompt(request_id))
         self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
             sequence.queue_wait_s = max(0.0, now_s - sequence.request.arrived_s)
             sequence.cached_tokens = kept_tokens
         self.running[request_id] = sequence
+
+    def save_before_loss(self, slot: Slot, times: SourceTimes) -> None:
+        """What an ended sequence left in ``slot`` is about to go: the stores get what they lack of it, if there is
+        time."""
+        context = self.contexts[slot.band]
+        if self.tiering is not None and context is not None:
+            self.tiering.save_before_loss(slot, self.reuse, context, times, idle=not self.running)
 
     def account(self, sequence: LiveSequence) -> None:
         """Tell ``reuse`` what was computed of a running sequence. Asked for after prefill, at every whole block, and
@@ -223,6 +243,7 @@ class Residents:
             or self.queue.check_integrity()
             or self.parking.check_integrity({name: s.state.computed_tokens for name, s in self.waiting.items()})
             or self.reuse.check_integrity()
+            or (None if self.tiering is None else self.tiering.tiers.check_integrity())
         )
         if problem is not None:
             return problem
@@ -264,4 +285,10 @@ class Residents:
         for context in self.contexts:
             if context is not None:
                 context.close()
+        self.close_stores()
+
+    def close_stores(self) -> None:
+        """Let go of everything outside this process."""
         self.parking.close()
+        if self.tiering is not None:
+            self.tiering.tiers.close()

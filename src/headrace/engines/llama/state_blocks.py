@@ -105,7 +105,7 @@ class SplitState:
     def block(self, depth: int) -> Bytes:
         """A copy of the KV of the block after ``depth`` whole ones. Raises ValueError when it is not all there."""
         first, end = depth * KV_BLOCK_TOKENS, (depth + 1) * KV_BLOCK_TOKENS
-        if not 0 <= first or end > self.tokens:
+        if not first >= 0 or end > self.tokens:
             raise ValueError(f"{self.tokens} tokens have no whole block {depth}")
         out = np.empty(self.layout.block_bytes, np.uint8)
         at = 0

@@ -8,6 +8,7 @@ before the address has been computed from them.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -27,7 +28,7 @@ _UID_BYTES: Final = 16
 _CHECK_BYTES: Final = 16
 _MOST_RUNS: Final = 4
 _BODY: Final = struct.Struct(
-    f"<{ADDRESS_BYTES}s{ADDRESS_BYTES}s{ADDRESS_BYTES}s{_UID_BYTES}s{_UID_BYTES}sIBB{'QB' * _MOST_RUNS}QQ"
+    f"<{ADDRESS_BYTES}s{ADDRESS_BYTES}s{ADDRESS_BYTES}s{_UID_BYTES}s{_UID_BYTES}sIBB{'QB' * _MOST_RUNS}QQd"
     f"{_CHECK_BYTES}s{BLOCK_BYTES}s"
 )
 HEADER_BYTES: Final = _FRAME.size + _BODY.size + _CHECK_BYTES
@@ -46,15 +47,16 @@ BadReason = Literal[
     "orphan",
     "collision",
 ]
-"""Why a block is dropped. ``foreign``: of another model, layout or build; ``orphan``: the block before it is gone, or is
-not the one that it was written after."""
+"""Why a block is dropped. ``foreign``: of another model, layout or build; ``orphan``: the block before it is gone, or
+is not the one that it was written after."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
     """What a block is. ``uid`` is of this file alone and ``parent_uid`` of the one it was written after (zeros: the
-    root), so that a chain of files is the chain that was written, even if two contents had one address. ``depth``: whole
-    blocks before it. ``runs``: the widths of its entries, for the codec."""
+    root), so that a chain of files is the chain that was written, even if two contents had one address. ``depth``:
+    whole blocks before it. ``runs``: the widths of its entries, for the codec. ``compute_s``: what computing it again
+    takes, as predicted when it was written."""
 
     fingerprint: bytes
     parent: bytes
@@ -67,6 +69,7 @@ class BlockHeader:
     codec: Codec
     raw_bytes: int
     stored_bytes: int
+    compute_s: float
     checksum: bytes
 
     @property
@@ -85,7 +88,7 @@ class Bad:
     reason: BadReason
 
 
-def checksum(data: bytes | Bytes) -> bytes:
+def checksum(data: bytes | memoryview) -> bytes:
     """Over a payload as stored, or a header."""
     return hashlib.blake2b(data, digest_size=_CHECK_BYTES).digest()
 
@@ -109,6 +112,7 @@ def encode_header(header: BlockHeader) -> bytes:
         *runs,
         header.raw_bytes,
         header.stored_bytes,
+        header.compute_s,
         header.checksum,
         header.tokens,
     )
@@ -130,7 +134,7 @@ def decode_header(data: bytes, fingerprint: bytes, digest: Digest = blake2b) -> 
     if checksum(body) != data[len(body) : HEADER_BYTES]:
         return Bad("header_checksum")
     whose, parent, address, uid, parent_uid, depth, codec, run_count, *rest = _BODY.unpack_from(body, _FRAME.size)
-    run_fields, (raw_bytes, stored_bytes, check, tokens) = rest[: 2 * _MOST_RUNS], rest[2 * _MOST_RUNS :]
+    run_fields, (raw_bytes, stored_bytes, compute_s, check, tokens) = rest[: 2 * _MOST_RUNS], rest[2 * _MOST_RUNS :]
     if whose != fingerprint:
         return Bad("foreign")
     if child_address(parent, tokens, digest) != address:
@@ -157,6 +161,7 @@ def decode_header(data: bytes, fingerprint: bytes, digest: Digest = blake2b) -> 
         Codec(codec),
         raw_bytes,
         stored_bytes,
+        compute_s if math.isfinite(compute_s) and compute_s > 0 else 0.0,
         check,
     )
 
@@ -173,7 +178,7 @@ def decode_block(
     if len(data) < header.file_bytes:
         return Bad("truncated")
     stored = np.frombuffer(data, np.uint8, offset=HEADER_BYTES)
-    if checksum(stored) != header.checksum:
+    if checksum(stored.data) != header.checksum:
         return Bad("payload_checksum")
     raw = unpack(Payload(header.codec, stored, header.raw_bytes), header.runs)
     return Bad("codec") if raw is None else (header, raw)

@@ -16,7 +16,6 @@ from headrace.kv.tiers.block_file import BadReason
 from headrace.kv.tiers.block_tree import BlockKind, BlockNode, BlockTree, DiskRecord
 from headrace.kv.tiers.codec import Payload
 from headrace.kv.tiers.worth import LeastWorth, rank
-from headrace.kv.token_blocks import KV_BLOCK_TOKENS, block_at
 
 USES_FOR_DISK = 2
 """A block goes to disk when a second sequence has had it in its prompt: most are never asked for again."""
@@ -106,11 +105,12 @@ class BlockStore:
         return self._rank(node, node.compute_s, node.ram.stored_bytes)
 
     def _changed(self, node: BlockNode | None) -> None:
-        """It may now go where it could not, or is worth something else."""
-        if node is not None and node.parent is not None:
-            self._ram_order.push(node)
-            self._disk_order.push(node)
-            self._raw_order.push(node)
+        """It may now go where it could not, must stay, or is worth something else; so may the one before it."""
+        for each in (node, None if node is None else node.parent):
+            if each is not None and each.parent is not None:
+                self._ram_order.push(each)
+                self._disk_order.push(each)
+                self._raw_order.push(each)
 
     # --------------------------------------------------------------------------------------------------- use
 
@@ -177,13 +177,13 @@ class BlockStore:
         node.busy -= 1
         if not room:
             self.totals.count_unsaved("worth_less")
+            self._changed(node)
             return False
         node.ram = payload
         self.ram_bytes += size
         self.ram_blocks += 1
         self.totals.stored += 1
         self._changed(node)
-        self._changed(above)
         return True
 
     def _make_room(self, size: int, worth: float) -> bool:
@@ -231,24 +231,30 @@ class BlockStore:
             self.drop_file(least[1])
             self.totals.disk_evicted += 1
         node.busy -= 1
+        self._changed(node)
         if full:
             self.totals.count_unsaved("worth_less")
             return False
         self.reserved_bytes += file_bytes
         self._on_disk[node.address] = node
         node.busy += 1
+        self._changed(node)
         return True
 
-    def wrote(self, node: BlockNode, reserved_bytes: int, record: DiskRecord | None) -> None:
-        """What was reserved is written, as ``record``; None: it could not be. A file after one that is not there any
-        more is ``doomed`` at once."""
+    def unreserve(self, node: BlockNode, reserved_bytes: int, reason: str) -> None:
+        """What was reserved could not be written."""
         self.reserved_bytes -= reserved_bytes
         node.busy -= 1
-        above = node.parent
-        if record is None:
-            self._on_disk.pop(node.address, None)
-            self.totals.count_unsaved("write_failed")
-        elif above is None or (above.parent is not None and above.disk is None):
+        self._on_disk.pop(node.address, None)
+        self.totals.count_unsaved(reason)
+        self._changed(self.tree.prune(node))
+
+    def wrote(self, node: BlockNode, reserved_bytes: int, record: DiskRecord, *, in_order: bool) -> None:
+        """What was reserved is written, as ``record``. Not ``in_order``: the file that it names as the one before it is
+        not there, and it is ``doomed`` at once."""
+        self.reserved_bytes -= reserved_bytes
+        node.busy -= 1
+        if not in_order:
             self._on_disk.pop(node.address, None)
             self.doomed.append((node.kind.fingerprint, node.address))
             self.totals.count_bad("orphan")
@@ -257,9 +263,16 @@ class BlockStore:
             self.totals.written += 1
         self._changed(self.tree.prune(node))
 
-    def found(self, kind: BlockKind, address: bytes, parent: BlockNode, tokens: bytes, record: DiskRecord) -> BlockNode:
-        """A file of an earlier run is there."""
+    def found(
+        self, parent: BlockNode, tokens: bytes, record: DiskRecord, *, compute_s: float, used_s: float
+    ) -> BlockNode | None:
+        """A file of an earlier run is there. None when another block has its address."""
         node = self.tree.child(parent, tokens)
+        if self._on_disk.get(node.address, node) is not node:
+            self.tree.prune(node)
+            return None
+        if not node.stored and not node.busy:
+            node.compute_s, node.used_s, node.uses = compute_s, used_s, USES_FOR_DISK
         if node.disk is None:
             self._on_disk[node.address] = node
             self._add_file(node, record)
@@ -270,7 +283,6 @@ class BlockStore:
         self.disk_bytes += record.file_bytes
         self.disk_blocks += 1
         self._changed(node)
-        self._changed(node.parent)
 
     def drop_file(self, node: BlockNode) -> None:
         """``node``'s file is ``doomed``."""
@@ -286,26 +298,26 @@ class BlockStore:
         self._changed(self.tree.prune(node))
 
     def drop_bad(self, node: BlockNode, reason: BadReason) -> None:
-        """``node``'s file cannot be used. Where RAM does not have it, all that follows it is dropped, too."""
+        """The bytes that ``node`` would be loaded from (RAM's, else its file's) cannot be used. What is left without
+        the block before it goes, too."""
         self.totals.count_bad(reason)
+        in_ram = node.ram is not None
+        alone = node.ram is None or node.disk is None
         below = [node]
         for each in below:
             below.extend(each.children.values())
         node.busy += 1
-        if node.ram is None:
-            for each in reversed(below[1:]):  # lowest first
-                if each.stored:
-                    self.totals.count_bad("orphan")
-                if each.ram is not None:
-                    self._drop_ram(each)
-                if each.disk is not None:
-                    self.drop_file(each)
+        for each in reversed(below[1:]):  # lowest first
+            lost_file = each.disk is not None and (alone or not in_ram)
+            if (alone and each.ram is not None) or lost_file:
+                self.totals.count_bad("orphan")
+            if alone and each.ram is not None:
+                self._drop_ram(each)
+            if lost_file:
+                self.drop_file(each)
+        if in_ram:
+            self._drop_ram(node)
         else:
-            for each in reversed(below[1:]):  # their files name this one as the one they follow
-                if each.disk is not None:
-                    self.totals.count_bad("orphan")
-                    self.drop_file(each)
-        if node.disk is not None:
             self.drop_file(node)
         self.release(node)
 

@@ -36,8 +36,8 @@ class DiskRecord:
 
 
 class BlockNode:
-    """One block. A root has no parent, no tokens and no bytes. ``uses`` counts sequences whose prompt had the block, the
-    one that computed it among them; ``compute_s`` is what computing the block again takes, predicted."""
+    """One block. A root has no parent, no tokens and no bytes. ``uses`` counts sequences whose prompt had the block,
+    the one that computed it among them; ``compute_s`` is what computing the block again takes, predicted."""
 
     __slots__ = (
         "address",
@@ -50,6 +50,7 @@ class BlockNode:
         "kind",
         "pack_tried",
         "parent",
+        "pending_uid",
         "ram",
         "tokens",
         "used_s",
@@ -67,6 +68,8 @@ class BlockNode:
         self.disk: DiskRecord | None = None
         self.busy = 0
         self.pack_tried = False
+        self.pending_uid: bytes | None = None
+        """The identity of the file that is being written."""
         self.group = ""
         self.uses = 1
         self.used_s = 0.0
@@ -108,8 +111,8 @@ class BlockTree:
         return found
 
     def child(self, parent: BlockNode, tokens: bytes) -> BlockNode:
-        """The block of packed ``tokens`` after ``parent``, made when there is none. Raises ValueError for tokens that are
-        no whole block."""
+        """The block of packed ``tokens`` after ``parent``, made when there is none. Raises ValueError for tokens that
+        are no whole block."""
         found = parent.children.get(tokens)
         if found is None:
             if len(tokens) != BLOCK_BYTES:

@@ -38,7 +38,7 @@ class Payload:
 def pack(data: Bytes, codec: Codec, runs: tuple[Run, ...]) -> Payload:
     """``data`` in the form of ``codec``; as it is where packing does not make it smaller."""
     if codec is Codec.ZSTD_PLANES:
-        packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(split(data, runs))
+        packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(split(data, runs).data)
         if len(packed) < len(data):
             return Payload(codec, np.frombuffer(packed, np.uint8), len(data))
     return Payload(Codec.RAW, data, len(data))
@@ -51,9 +51,9 @@ def unpack(payload: Payload, runs: tuple[Run, ...]) -> Bytes | None:
         return payload.data if len(payload.data) == payload.raw_bytes else None
     try:
         # Asked first: the decompressor reserves what the frame says, however small the frame is.
-        if zstandard.frame_content_size(payload.data) != payload.raw_bytes:
+        if zstandard.frame_content_size(payload.data.data) != payload.raw_bytes:
             return None
-        planes = zstandard.ZstdDecompressor().decompress(payload.data, allow_extra_data=False)
+        planes = zstandard.ZstdDecompressor().decompress(payload.data.data, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError):
         return None
     if len(planes) != payload.raw_bytes:

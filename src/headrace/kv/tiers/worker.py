@@ -36,6 +36,10 @@ class Worker(Protocol):
         """Take a job in; False when the queue is full."""
         ...
 
+    def has_room(self, held_bytes: int) -> bool:
+        """Whether a job that keeps so much memory would be taken in."""
+        ...
+
     def poll(self) -> None:
         """Finish what has been done. Raises what a job raised."""
         ...
@@ -76,9 +80,13 @@ class ThreadWorker:
     def held_bytes(self) -> int:
         return self._held_bytes
 
+    def has_room(self, held_bytes: int) -> bool:
+        if self._stop.is_set() or self._waiting >= MOST_JOBS:
+            return False
+        return not held_bytes or not self._held_bytes or self._held_bytes + held_bytes <= self._most_bytes
+
     def submit(self, job: Job) -> bool:
-        full = self._waiting >= MOST_JOBS or (self._waiting and self._held_bytes + job.held_bytes > self._most_bytes)
-        if full or self._stop.is_set():
+        if not self.has_room(job.held_bytes):
             return False
         self._waiting += 1
         self._held_bytes += job.held_bytes

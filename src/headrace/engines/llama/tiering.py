@@ -1,0 +1,229 @@
+"""Between streams and the stores of KV blocks (``kv.tiers``): what is saved of streams, and when; what fills them.
+
+Saving copies a stream's state out of libllama, which takes the engine's thread: about 12 ms for 1,900 tokens of a small
+model. It is done between steps, no longer than ``COPY_S`` before each while sequences run, and freely while none does.
+Everything after the copy is a worker's (``kv.tiers.worker``).
+
+Which states can be cut into blocks is found out when a context is created, from one that it writes
+(``state_blocks``). Where they cannot, the stores stay empty for that context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+
+from headrace.engines.llama.state_blocks import StateLayout, join_blocks, split_state
+from headrace.errors import EngineError
+from headrace.kv.tiers.address import Fingerprint, root_address
+from headrace.kv.tiers.block_tree import BlockKind
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS, token_count
+from headrace.messages.engine import TierLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from headrace.engines.llama.context import Context
+    from headrace.kv.reuse import PrefixReuse
+    from headrace.kv.sources import SourceTimes, StoredPrefix
+    from headrace.kv.tiers.kv_tiers import KvTiers
+    from headrace.scheduling.sequence import Slot
+
+COPY_S: Final = 0.03
+"""The most that is copied before a step while sequences run, by prediction. A stream that takes longer is saved when
+nothing runs, or not at all."""
+_PROBE_TOKENS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a context's states are cut, and what its blocks are called."""
+
+    layout: StateLayout
+    kind: BlockKind
+
+
+class Tiering:
+    """The stores of one engine. ``weights`` and ``build`` are those of ``kv.tiers.address.Fingerprint``."""
+
+    def __init__(self, tiers: KvTiers, weights: bytes, build: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tiers = tiers
+        self._weights = weights
+        self._build = build
+        self._clock = clock
+        self._shapes: dict[int, _Shape] = {}
+        self._roots: dict[tuple[bytes, Hashable], bytes] = {}
+        self.copy_s = 0.0
+
+    # Contexts
+
+    def opened(self, band: int, context: Context) -> None:
+        """A band's context was created: find out how its states are cut."""
+        layout = _probe(context) if context.can_remove_last else None
+        if layout is None:
+            return
+        fingerprint = Fingerprint(self._weights, self._build, layout.digest()).digest()
+        kind = BlockKind(fingerprint, layout.block_bytes, layout.runs)
+        self._shapes[band] = _Shape(layout, kind)
+        self.tiers.open(kind)
+
+    def _root(self, kind: BlockKind, namespace: Hashable) -> bytes:
+        key = (kind.fingerprint, namespace)
+        root = self._roots.get(key)
+        if root is None:
+            root = root_address(kind.fingerprint, cast("tuple[str, str | None]", namespace))
+            if len(self._roots) > 10_000:  # tenants come and go
+                self._roots.clear()
+            self._roots[key] = root
+        return root
+
+    # Waiting sequences
+
+    def stored_tokens(self, namespace: Hashable, data: bytes) -> int:
+        """How much of a prompt the stores could give, without its last token."""
+        best = 0
+        for kind in {shape.kind.fingerprint: shape.kind for shape in self._shapes.values()}.values():
+            best = max(best, self.tiers.stored_tokens(self._root(kind, namespace), data))
+        return min(best, max(0, token_count(data) - 1))
+
+    def stored(self, band: int, namespace: Hashable, data: bytes) -> list[StoredPrefix]:
+        """What a stream of ``band`` can be filled with, for the packed prompt ``data``."""
+        shape = self._shapes.get(band)
+        return [] if shape is None else self.tiers.stored(self._root(shape.kind, namespace), data)
+
+    def began(self, band: int, namespace: Hashable, data: bytes) -> None:
+        """A sequence with the packed prompt ``data`` runs for the first time."""
+        shape = self._shapes.get(band)
+        if shape is not None:
+            self.tiers.began(self._root(shape.kind, namespace), data)
+
+    def fill(self, band: int, context: Context, stream: int, namespace: Hashable, data: bytes, tokens: int) -> int:
+        """Fill an empty stream with the first ``tokens`` tokens of ``data``. Returns how many there are in the end:
+        fewer when a block turned out to be damaged; 0, and the stream must be cleared, when libllama refuses."""
+        shape = self._shapes[band]
+        blocks = self.tiers.load(self._root(shape.kind, namespace), data, tokens)
+        tokens = min(tokens, len(blocks) * KV_BLOCK_TOKENS)
+        if not tokens:
+            return 0
+        started_s = self._clock()
+        streams = context.band.max_sequences
+        state = context.scratch(shape.layout.state_bytes(tokens, streams))
+        join_blocks(shape.layout, blocks, tokens=tokens, streams=streams, target=np.frombuffer(state, np.uint8))
+        if not context.load_stream(stream, state):
+            return 0
+        self.tiers.times.join.learn(tokens * shape.layout.token_bytes, self._clock() - started_s)
+        return tokens
+
+    # Streams to be saved
+
+    def save_due(
+        self, reuse: PrefixReuse, context_of: Callable[[int], Context], times: SourceTimes, *, idle: bool
+    ) -> None:
+        """Between steps: save residents, as many as ``COPY_S`` allows, one while ``idle``."""
+        left_s = COPY_S
+        for slot in reuse.unsaved():
+            cost_s = times.carry_s(reuse.tokens(slot))
+            if not idle and cost_s > left_s:
+                continue
+            if not self._save(slot, reuse, context_of(slot.band), times):
+                return  # the worker has enough
+            left_s -= cost_s
+            if idle:
+                return
+
+    def save_before_loss(
+        self, slot: Slot, reuse: PrefixReuse, context: Context, times: SourceTimes, *, idle: bool
+    ) -> None:
+        """The resident in ``slot`` is about to go: last chance."""
+        shape = self._shapes.get(slot.band)
+        if shape is None or not reuse.resident(slot):
+            return
+        namespace, _, blocks = reuse.whole_blocks(slot)
+        missing = self.tiers.missing(self._root(shape.kind, namespace), blocks)
+        if not missing:
+            return
+        if not idle and times.carry_s(reuse.tokens(slot)) > COPY_S:
+            self.tiers.store.totals.count_unsaved("no_time", missing)
+        elif not self._save(slot, reuse, context, times):
+            self.tiers.store.totals.count_unsaved("queue_full", missing)
+
+    def _save(self, slot: Slot, reuse: PrefixReuse, context: Context, times: SourceTimes) -> bool:
+        """False when the worker has too much to do; the resident stays unsaved then."""
+        shape = self._shapes.get(slot.band)
+        namespace, group, blocks = reuse.whole_blocks(slot)
+        if shape is None or not self.tiers.missing(self._root(shape.kind, namespace), blocks):
+            reuse.saved(slot)
+            return True
+        tokens = reuse.tokens(slot)
+        size = shape.layout.state_bytes(tokens, context.band.max_sequences)
+        if not self.tiers.has_room(size):
+            return False
+        started_s = self._clock()
+        try:
+            data = context.save_stream(slot.stream)
+        except EngineError:
+            data = None
+        state = None
+        if data is not None:
+            state = split_state(data, stream=slot.stream, streams=context.band.max_sequences, tokens=tokens)
+        self.copy_s += self._clock() - started_s
+        reuse.saved(slot)
+        if state is None or state.layout != shape.layout:
+            self.tiers.store.totals.count_unsaved("unreadable_state", len(blocks))
+            return True
+        return self.tiers.capture(
+            shape.kind,
+            self._root(shape.kind, namespace),
+            blocks,
+            state.block,
+            group=group,
+            compute_s=lambda depth: times.compute_s(depth * KV_BLOCK_TOKENS, (depth + 1) * KV_BLOCK_TOKENS),
+            context_tokens=tokens,
+            held_bytes=size,
+        )
+
+    # Accounts
+
+    def load(self) -> TierLoad:
+        """For whoever watches."""
+        tiers, store, totals = self.tiers, self.tiers.store, self.tiers.store.totals
+        return TierLoad(
+            ram_bytes=store.ram_bytes,
+            ram_quota_bytes=store.ram_quota_bytes,
+            ram_blocks=store.ram_blocks,
+            disk_bytes=store.disk_bytes,
+            disk_quota_bytes=store.disk_quota_bytes,
+            disk_blocks=store.disk_blocks,
+            queued=tiers.queued,
+            queued_bytes=tiers.queued_bytes,
+            ram_hit_tokens=totals.ram_hit_tokens,
+            disk_hit_tokens=totals.disk_hit_tokens,
+            stored=totals.stored,
+            deduplicated=totals.deduplicated,
+            written=totals.written,
+            ram_evicted=totals.ram_evicted,
+            disk_evicted=totals.disk_evicted,
+            copy_s=self.copy_s,
+            bad=dict(totals.bad),
+            unsaved=dict(totals.unsaved),
+        )
+
+
+def _probe(context: Context) -> StateLayout | None:
+    """The layout of an empty context's states, from one of two tokens; None when it is not known."""
+    batch = context.batch
+    batch.clear()
+    batch.add_chunk([0] * _PROBE_TOKENS, 0, 0, last_output=True, all_outputs=False)
+    try:
+        context.decode()
+        data = context.save_stream(0)
+    except EngineError:
+        return None
+    finally:
+        context.clear_stream(0)
+    state = split_state(data, stream=0, streams=context.band.max_sequences, tokens=_PROBE_TOKENS)
+    return None if state is None else state.layout
