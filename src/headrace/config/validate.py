@@ -38,6 +38,7 @@ def validate(config: Config, env: Mapping[str, str]) -> list[Problem]:
         *range_problems(config),
         *_texts(config),
         *_bands(config),
+        *_tiers(config),
         *scheduling_problems(config),
         *_lanes(config),
         *_keys(config, env),
@@ -77,6 +78,7 @@ def _texts(config: Config) -> Iterator[Problem]:
         "server.host": config.server.host,
         "server.store_dir": config.server.store_dir,
         "engine.kv_memory.spill_dir": config.engine.kv_memory.spill_dir,
+        "engine.kv_tiers.disk_path": config.engine.kv_tiers.disk_path,
     }
     texts |= {f"model.aliases[{index}]": alias for index, alias in enumerate(config.model.aliases)}
     for where, text in texts.items():
@@ -95,6 +97,14 @@ def _bands(config: Config) -> Iterator[Problem]:
                 f"engine.bands[{index}].max_context_tokens",
                 f"bands must ascend: {here} is not above {below}",
             )
+
+
+def _tiers(config: Config) -> Iterator[Problem]:
+    tiers = config.engine.kv_tiers
+    if tiers.disk_path is not None and not tiers.ram_bytes:
+        yield Problem("engine.kv_tiers.ram_bytes", "must be above 0 with a disk_path: blocks go to disk from RAM")
+    if tiers.ram_bytes and not config.engine.prefix_cache:
+        yield Problem("engine.kv_tiers.ram_bytes", "stores need engine.prefix_cache: it finds what they have")
 
 
 def scheduling_problems(config: Config) -> Iterator[Problem]:

@@ -187,9 +187,9 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
 
 
 class TierLoad(Struct, frozen=True):
-    """The stores of KV blocks: what they hold, what waits to be stored, and, since the engine started, the prompt tokens
-    loaded from each, blocks stored, found stored already, written to files and let go, blocks that could not be used
-    (``bad``) or were not kept (``unsaved``), both by reason, and seconds that steps waited for copies."""
+    """The stores of KV blocks: what they hold, what waits to be stored, and, since the engine started, the prompt
+    tokens loaded from each, blocks stored, found stored already, written to files and let go, blocks that could not be
+    used (``bad``) or were not kept (``unsaved``), both by reason, and seconds that steps waited for copies."""
 
     ram_bytes: int = 0
     ram_quota_bytes: int = 0

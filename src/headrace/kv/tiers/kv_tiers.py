@@ -136,10 +136,7 @@ class KvTiers:
         by_address: dict[bytes, BlockNode] = {}
         for file in found:
             header = file.header
-            if isinstance(header, BlockHeader):
-                problem = self._adopt_one(kind, header, file, by_address)
-            else:
-                problem = header
+            problem = self._adopt_one(kind, header, file, by_address) if isinstance(header, BlockHeader) else header
             if problem is not None:
                 self.store.totals.count_bad(problem.reason)
                 self._remove_file(file.path)

@@ -1,9 +1,9 @@
 """Bytes sorted by their place in a number.
 
 Of KV entries the high bytes (sign and exponent) resemble one another, the low ones are noise. A general compressor
-finds that only when the high bytes stand together: ``split`` puts all first bytes of a run's entries before all second ones
-and so on, ``join`` undoes it. A run is a part of the data with entries of one width; an incomplete entry at its end
-stays as it is.
+finds that only when the high bytes stand together: ``split`` puts all first bytes of a run's entries before all second
+ones and so on, ``join`` undoes it. A run is a part of the data with entries of one width; an incomplete entry at its
+end stays as it is.
 """
 
 from __future__ import annotations
