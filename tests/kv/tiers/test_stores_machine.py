@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -31,8 +30,8 @@ from headrace.kv.tiers.kv_tiers import KvTiers, TierSettings
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from tests.kv.tiers.blocks import KIND, OTHER_KIND, RAW_BYTES, ManualWorker, blocks, kv_of, reader
 
-NUMBERS = st.integers(0, 2)
-CHAINS = st.lists(NUMBERS, min_size=1, max_size=5)
+CHAINS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
+"""Few enough that they meet again."""
 KINDS = (KIND, OTHER_KIND)
 
 
@@ -82,9 +81,14 @@ def weak(data: bytes) -> bytes:
 class StoresMachine(RuleBasedStateMachine):
     """One folder, used by one process after another."""
 
-    @initialize(digest=st.sampled_from([blake2b, weak]), codec=st.sampled_from(["auto", "zstd", "none"]))
-    def begin(self, digest: Digest, codec: CodecRule) -> None:
+    @initialize(
+        digest=st.sampled_from([blake2b, weak]),
+        codec=st.sampled_from(["auto", "zstd", "none"]),
+        ram_blocks=st.integers(1, 6),
+    )
+    def begin(self, digest: Digest, codec: CodecRule, ram_blocks: int) -> None:
         self.digest = digest
+        self.ram_bytes = ram_blocks * RAW_BYTES
         self.codec: CodecRule = codec
         self.path = Path(tempfile.mkdtemp(prefix="stores-"))
         self.now_s = 0.0
@@ -94,10 +98,10 @@ class StoresMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.files = FaultyFiles()
-        self.worker = ManualWorker(most_jobs=40)
+        self.worker = ManualWorker(most_jobs=200)
         self.folder = BlockFolder(self.path, self.files, self.digest)
         self.tiers = KvTiers(
-            TierSettings(6 * RAW_BYTES, 7 * (RAW_BYTES + HEADER_BYTES), 3 * KV_BLOCK_TOKENS, self.codec),
+            TierSettings(self.ram_bytes, 7 * (RAW_BYTES + HEADER_BYTES), 3 * KV_BLOCK_TOKENS, self.codec),
             self.worker,
             self.folder,
             clock=lambda: self.now_s,
@@ -137,6 +141,16 @@ class StoresMachine(RuleBasedStateMachine):
     def begin_with(self, kind: int, chain: list[int]) -> None:
         """A prompt has these blocks."""
         self.tiers.began(self.root(kind), b"".join(blocks(chain)))
+
+    @rule(kind=st.integers(0, 1), chain=CHAINS)
+    def talk(self, kind: int, chain: list[int]) -> None:
+        """Three turns of a dialogue with time between them: what was said goes to RAM, then to disk."""
+        for _ in range(3):
+            self.capture(kind, chain, False)
+            self.now_s += 1.0
+            self.work(1_000)
+            self.begin_with(kind, chain)
+            self.work(1_000)
 
     @rule(kind=st.integers(0, 1), chain=CHAINS)
     def load(self, kind: int, chain: list[int]) -> None:
@@ -180,24 +194,49 @@ class StoresMachine(RuleBasedStateMachine):
         self.folder.close()
         self.start()
 
-    @rule(seed=st.integers(0, 1 << 30), truncate=st.booleans())
-    def damage(self, seed: int, truncate: bool) -> None:
+    @rule(kind=st.integers(0, 1), chain=CHAINS)
+    def restart_and_load(self, kind: int, chain: list[int]) -> None:
+        """What is asked for first after a restart, when the folder has been looked through, comes from there."""
+        self.restart()
+        self.work(1_000)
+        self.load(kind, chain)
+
+    @rule(seed=st.integers(0, 1 << 30), truncate=st.booleans(), in_kv=st.booleans())
+    def damage(self, seed: int, truncate: bool, in_kv: bool) -> None:
         """A file loses its end, or one bit of it turns."""
         randomness = random.Random(seed)
         found = sorted(self.path.rglob("*.kv"))
         if found:
             path = randomness.choice(found)
             data = bytearray(path.read_bytes())
-            place = randomness.randrange(max(1, len(data)))
+            first = HEADER_BYTES if in_kv and len(data) > HEADER_BYTES else 0
+            place = randomness.randrange(first, max(1, len(data)))
             if truncate or not data:
                 os.truncate(path, place)
             else:
                 data[place] ^= 1 << randomness.randrange(8)
                 path.write_bytes(data)
 
-    @rule(seed=st.integers(0, 1 << 30))
-    def exchange_files(self, seed: int) -> None:
-        """Two whole files have changed their names."""
+    @rule()
+    def settle(self) -> None:
+        """When all is done, the files that are there are those on the account."""
+        self.tiers.advance()
+        while self.worker.waiting:
+            try:
+                self.worker.work()
+            except Killed:
+                self.restart()
+            self.tiers.advance()
+        accounted = {
+            self.folder.block_path(node.kind.fingerprint, node.address)
+            for node in self.tiers.store.tree.nodes()
+            if node.disk is not None
+        }
+        assert set(self.path.rglob("*.kv")) == accounted
+
+    @rule(seed=st.integers(0, 1 << 30), chain=CHAINS)
+    def exchange_files(self, seed: int, chain: list[int]) -> None:
+        """Two whole files have changed their names, and one of them may be what is asked for."""
         randomness = random.Random(seed)
         found = sorted(self.path.rglob("*.kv"))
         if len(found) > 1:
@@ -205,6 +244,7 @@ class StoresMachine(RuleBasedStateMachine):
             first, second = one.read_bytes(), other.read_bytes()
             one.write_bytes(second)
             other.write_bytes(first)
+            self.load(0, chain)
 
     @invariant()
     def sound(self) -> None:
@@ -215,23 +255,11 @@ class StoresMachine(RuleBasedStateMachine):
             assert store.disk_bytes + store.reserved_bytes <= store.disk_quota_bytes
 
 
-StoresMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+StoresMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 
 
-class TestStores(StoresMachine.TestCase):
-    """Short, for every run of the tests."""
-
-
-class LongMachine(StoresMachine):
-    """The same for longer."""
-
-
-LongMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
-
-
-@pytest.mark.slow
-class TestTenThousandOperations(LongMachine.TestCase):
-    """Ten thousand operations and more, with crashes among them."""
+class TestTwelveThousandOperations(StoresMachine.TestCase):
+    """Crashes among them."""
 
 
 def test_a_bit_that_turns_in_ram_is_noticed_where_it_can_be() -> None:

@@ -163,7 +163,6 @@ class BlockStore:
         size = payload.stored_bytes
         if node.ram is not None:
             if size >= node.ram.stored_bytes:
-                self.totals.deduplicated += 1
                 return True
             self.ram_bytes += size - node.ram.stored_bytes  # packed since
             node.ram = payload

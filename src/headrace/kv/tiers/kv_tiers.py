@@ -280,6 +280,7 @@ class KvTiers:
         ``compute_s`` predicts computing the n-th again; ``held_bytes`` is the memory that ``read`` keeps alive. False
         when too much waits to be stored already."""
         first = self.store.known(root, blocks)
+        self.store.totals.deduplicated += first
         if first == len(blocks):
             return True
         codec = Codec.RAW
