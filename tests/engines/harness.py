@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
+from headrace.engines.llama.tiering import Tiering
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
@@ -98,6 +99,7 @@ def engine_core(
     threads: int = THREADS,
     policy: StepPolicy | None = None,
     prefix: PrefixRules = PREFIX_DEFAULT,
+    tiering: Tiering | None = None,
 ) -> Iterator[EngineCore]:
     """A core over ``bands``, closed at the end."""
     budget = fit_bands(bands, model.weights.kv_bytes_per_token(), 1 << 34, 1 << 20)
@@ -110,6 +112,7 @@ def engine_core(
         knobs=limits,
         threads=threads,
         prefix=prefix,
+        tiering=tiering,
     )
     try:
         yield core

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COPY_S: Final = 0.03
 """The most that is copied before a step while sequences run, by prediction. A stream that takes longer is saved when
 nothing runs, or not at all."""
-_PROBE_TOKENS: Final = 2
+_PROBE_TOKENS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Tiering:
 
 
 def _probe(context: Context) -> StateLayout | None:
-    """The layout of an empty context's states, from one of two tokens; None when it is not known."""
+    """The layout of an empty context's states, from one of a single token; None when it is not known."""
     batch = context.batch
     batch.clear()
     batch.add_chunk([0] * _PROBE_TOKENS, 0, 0, last_output=True, all_outputs=False)
