@@ -70,6 +70,14 @@ def stores(core: EngineCore) -> KvTiers:
     return core.residents.tiering.tiers
 
 
+def copying_takes(core: EngineCore, seconds: float) -> None:
+    """Believe from now on that copying 270 tokens takes so long."""
+    tiering = core.residents.tiering
+    assert tiering is not None
+    core.context(0)
+    tiering._copy_rate.s_per_byte = seconds / (270 * tiering._shapes[0].layout.token_bytes)
+
+
 @pytest.fixture
 def model(model_name: str, request: pytest.FixtureRequest) -> Model:
     """One of the models."""
@@ -184,9 +192,9 @@ def test_a_load_slower_than_computing_is_not_chosen(tiny: Model) -> None:
 def test_while_others_run_no_copy_is_longer_than_a_step_can_spare(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that would take longer is saved when nothing runs; needed before that, it is lost and counted."""
     prompt = words(tiny, 270)
-    with stored_core(tiny, Band(512, 2)) as core:
-        core.residents.reuse.carry_time.s_per_token = 1.01 * COPY_S / 270
-        core.submit(request("long", [3, 4, 5], max_tokens=60))
+    with stored_core(tiny, Band(1024, 2)) as core:
+        copying_takes(core, 2 * COPY_S)
+        core.submit(request("long", [3, 4, 5], max_tokens=700))
         core.submit(ask("first", prompt, max_tokens=1))
         core.submit(ask("third", [*reversed(prompt)], max_tokens=1))
         while "third" in core.live_ids():
@@ -219,7 +227,7 @@ def test_a_state_that_libllama_does_not_hand_out_is_not_stored(tiny: Model, monk
     with stored_core(tiny, ONE_STREAM) as core:
         run_one(core, ask("first", words(tiny, 270)))
 
-        def refuse(_self: Context, stream: int, *, reuse: bool = False) -> memoryview:
+        def refuse(_self: Context, stream: int, **_options: object) -> memoryview:
             raise EngineError("no")
 
         monkeypatch.setattr(Context, "save_stream", refuse)

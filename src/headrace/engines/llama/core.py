@@ -229,6 +229,7 @@ class EngineCore:
                 residents.context,
                 residents.reuse.times(self.costs.model, self.knobs.max_prefill_tokens),
                 idle=not residents.running and not residents.waiting,
+                last_step_s=self._last_step_s,
             )
 
     @property

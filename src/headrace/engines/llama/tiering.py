@@ -1,7 +1,7 @@
 """Between streams and the stores of KV blocks (``kv.tiers``): what is saved of streams, and when; what fills them.
 
 Saving copies a stream's state out of libllama, which takes the engine's thread: about 12 ms for 1,900 tokens of a small
-model. It is done between steps, no longer than ``COPY_S`` before each while sequences run, and freely while none does.
+model. It is done between steps, for a bounded time before each while sequences run, and freely while none does.
 Everything after the copy is a worker's (``kv.tiers.worker``).
 
 Which states can be cut into blocks is found out when a context is created, from one that it writes
@@ -21,6 +21,7 @@ from headrace.engines.llama.state_blocks import StateLayout, join_blocks, split_
 from headrace.errors import EngineError
 from headrace.kv.tiers.address import Fingerprint, root_address
 from headrace.kv.tiers.block_tree import BlockKind
+from headrace.kv.tiers.load_times import Rate
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS, token_count
 from headrace.messages.engine import TierLoad
 
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from headrace.kv.tiers.kv_tiers import KvTiers
     from headrace.scheduling.sequence import Slot
 
-COPY_S: Final = 0.03
-"""The most that is copied before a step while sequences run, by prediction. A stream that takes longer is saved when
-nothing runs, or not at all."""
+COPY_S: Final = 0.02
+"""The most that is copied before a step while sequences run, by prediction, or half of the last step's time if that is
+more. A stream that takes longer is saved when nothing runs, or not at all."""
+_COPY_S_PER_BYTE: Final = 1 / 4e9
+_BUFFERS: Final = 2
+"""Buffers that are kept for the next copies: memory that was never touched costs more than the copy."""
 _PROBE_TOKENS: Final = 1
 
 
@@ -58,6 +62,9 @@ class Tiering:
         self._shapes: dict[int, _Shape] = {}
         self._roots: dict[tuple[bytes, Hashable], bytes] = {}
         self.copy_s = 0.0
+        self.spare_s = COPY_S
+        self._copy_rate = Rate(_COPY_S_PER_BYTE)
+        self._buffers: list[memoryview] = []
 
     # Contexts
 
@@ -70,6 +77,30 @@ class Tiering:
         kind = BlockKind(fingerprint, layout.block_bytes, layout.runs)
         self._shapes[band] = _Shape(layout, kind)
         self.tiers.open(kind)
+        if not self._buffers:
+            most_tokens = min(context.band.max_context_tokens, int(COPY_S / _COPY_S_PER_BYTE / layout.token_bytes))
+            self._make_buffer(layout.state_bytes(max(1, most_tokens), context.band.max_sequences))
+
+    def _make_buffer(self, size: int) -> None:
+        """Have a first buffer made and touched beside the steps."""
+
+        def work() -> object:
+            return np.full(size, 1, np.uint8).data
+
+        self.tiers.beside(work, lambda made: self._give_back(cast(memoryview, made)))
+
+    def _take_buffer(self, size: int) -> tuple[memoryview, bool]:
+        """A buffer of at least ``size`` bytes, and whether it was touched before."""
+        fitting = [buffer for buffer in self._buffers if len(buffer) >= size]
+        if not fitting:
+            return np.empty(size, np.uint8).data, False
+        best = min(fitting, key=len)
+        self._buffers = [buffer for buffer in self._buffers if buffer is not best]
+        return best, True
+
+    def _give_back(self, buffer: memoryview) -> None:
+        """A buffer that nobody reads any more; the largest ones are kept."""
+        self._buffers = sorted([*self._buffers, buffer], key=len)[-_BUFFERS:]
 
     def _root(self, kind: BlockKind, namespace: Hashable) -> bytes:
         key = (kind.fingerprint, namespace)
@@ -121,13 +152,21 @@ class Tiering:
     # Streams to be saved
 
     def save_due(
-        self, reuse: PrefixReuse, context_of: Callable[[int], Context], times: SourceTimes, *, idle: bool
+        self,
+        reuse: PrefixReuse,
+        context_of: Callable[[int], Context],
+        times: SourceTimes,
+        *,
+        idle: bool,
+        last_step_s: float = 0.0,
     ) -> None:
-        """Between steps: save residents, as many as ``COPY_S`` allows, one while ``idle``."""
-        left_s = COPY_S
+        """Between steps: save residents, as many as there is time for, one while ``idle``."""
+        self.spare_s = left_s = max(COPY_S, last_step_s / 2)
         for slot in reuse.unsaved():
-            cost_s = times.carry_s(reuse.tokens(slot))
+            cost_s = self._copy_cost_s(slot, reuse)
             if not idle and cost_s > left_s:
+                # An estimate that forbids copying would never be corrected.
+                self._copy_rate.s_per_byte = max(_COPY_S_PER_BYTE, 0.99 * self._copy_rate.s_per_byte)
                 continue
             if not self._save(slot, reuse, context_of(slot.band), times):
                 return  # the worker has enough
@@ -146,7 +185,7 @@ class Tiering:
         missing = self.tiers.missing(self._root(shape.kind, namespace), blocks)
         if not missing:
             return
-        if not idle and times.carry_s(reuse.tokens(slot)) > COPY_S:
+        if not idle and self._copy_cost_s(slot, reuse) > self.spare_s:
             self.tiers.store.totals.count_unsaved("no_time", missing)
         elif not self._save(slot, reuse, context, times):
             self.tiers.store.totals.count_unsaved("queue_full", missing)
@@ -163,17 +202,23 @@ class Tiering:
         if not self.tiers.has_room(size):
             return False
         started_s = self._clock()
+        buffer, touched = self._take_buffer(size)
+        data: memoryview | None
         try:
-            data = context.save_stream(slot.stream)
+            data = context.save_stream(slot.stream, into=buffer)
         except EngineError:
             data = None
         state = None
         if data is not None:
             state = split_state(data, stream=slot.stream, streams=context.band.max_sequences, tokens=tokens)
-        self.copy_s += self._clock() - started_s
+        took_s = self._clock() - started_s
+        self.copy_s += took_s
+        if touched:
+            self._copy_rate.learn(size, took_s)
         reuse.saved(slot)
         if state is None or state.layout != shape.layout:
             self.tiers.store.totals.count_unsaved("unreadable_state", len(blocks))
+            self._give_back(buffer)
             return True
         return self.tiers.capture(
             shape.kind,
@@ -184,7 +229,12 @@ class Tiering:
             compute_s=lambda depth: times.compute_s(depth * KV_BLOCK_TOKENS, (depth + 1) * KV_BLOCK_TOKENS),
             context_tokens=tokens,
             held_bytes=size,
+            done=lambda: self._give_back(buffer),
         )
+
+    def _copy_cost_s(self, slot: Slot, reuse: PrefixReuse) -> float:
+        shape = self._shapes.get(slot.band)
+        return 0.0 if shape is None else reuse.tokens(slot) * shape.layout.token_bytes * self._copy_rate.s_per_byte
 
     # Accounts
 

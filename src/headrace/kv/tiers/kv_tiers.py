@@ -275,13 +275,15 @@ class KvTiers:
         compute_s: Callable[[int], float],
         context_tokens: int,
         held_bytes: int,
+        done: Callable[[], None] = lambda: None,
     ) -> bool:
         """Store what is missing of ``blocks``: ``read``, called beside the steps, gives the KV of the n-th.
-        ``compute_s`` predicts computing the n-th again; ``held_bytes`` is the memory that ``read`` keeps alive. False
-        when too much waits to be stored already."""
+        ``compute_s`` predicts computing the n-th again; ``held_bytes`` is the memory that ``read`` keeps alive,
+        and ``done`` is called when it is not needed any more. False when too much waits to be stored already."""
         first = self.store.known(root, blocks)
         self.store.totals.deduplicated += first
         if first == len(blocks):
+            done()
             return True
         codec = Codec.RAW
         seconds = [compute_s(depth) for depth in range(first, len(blocks))]
@@ -304,12 +306,18 @@ class KvTiers:
                 wanted = wanted and self.store.put(node, payload)
             for node in reversed(nodes):
                 self.store.release(node)
+            done()
 
         if self._worker.submit(Job(work, finish, held_bytes)):
             return True
         for node in reversed(nodes):
             self.store.release(node)
+        done()
         return False
+
+    def beside(self, work: Callable[[], object], finish: Callable[[object], None]) -> None:
+        """Have the worker do something of the caller's, if it has room for it."""
+        self._worker.submit(Job(work, finish))
 
     def _codec(self, tier_bytes_per_s: float) -> Codec:
         return choose_codec(
