@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.kv.tiers.block_file import FORMAT_VERSION, HEADER_BYTES, Bad, decode_block, decode_header
 from headrace.kv.tiers.codec import Codec
 from tests.kv.tiers.blocks import KIND, OTHER_KIND, RAW_BYTES, block, block_bytes, kv_of
 
+RUN_WIDTH_AT = 154
+"""Where the header says the width of the first entries: 2."""
 CODECS = st.sampled_from(list(Codec))
 
 
 def read(data: bytes) -> tuple[bytes, bytes] | str:
     """Tokens and KV, or the reason."""
-    decoded = decode_block(data, KIND.fingerprint, raw_bytes=RAW_BYTES)
+    decoded = decode_block(data, KIND.fingerprint, runs=KIND.runs)
     if isinstance(decoded, Bad):
         return decoded.reason
     return decoded[0].tokens, decoded[1].tobytes()
@@ -77,6 +79,7 @@ def with_header_field(offset: int, piece: bytes) -> bytes:
 
 
 @given(offset=st.integers(12, HEADER_BYTES - 17), piece=st.binary(min_size=1, max_size=40))
+@example(offset=RUN_WIDTH_AT, piece=b"\x01")
 def test_fields_that_no_writer_writes_are_refused_though_their_checksum_is_right(offset: int, piece: bytes) -> None:
     """Huge lengths, unknown codecs, widths of zero: never an exception, never KV of other tokens."""
     result = read(with_header_field(offset, piece[: HEADER_BYTES - 16 - offset]))
@@ -93,8 +96,8 @@ def test_another_version_another_magic_and_another_model_have_reasons_of_their_o
 
 
 def test_a_block_of_another_size_is_refused_before_anything_is_unpacked() -> None:
-    """The reader knows how large a block is."""
-    decoded = decode_block(block_bytes(), KIND.fingerprint, raw_bytes=RAW_BYTES * 2)
+    """The reader knows how large a block is, and of what entries."""
+    decoded = decode_block(block_bytes(), KIND.fingerprint, runs=(*KIND.runs, *KIND.runs))
     assert isinstance(decoded, Bad) and decoded.reason == "length"
 
 

@@ -167,13 +167,14 @@ def decode_header(data: bytes, fingerprint: bytes, digest: Digest = blake2b) -> 
 
 
 def decode_block(
-    data: bytes, fingerprint: bytes, *, raw_bytes: int, digest: Digest = blake2b
+    data: bytes, fingerprint: bytes, *, runs: tuple[Run, ...], digest: Digest = blake2b
 ) -> tuple[BlockHeader, Bytes] | Bad:
-    """Header and unpacked bytes of a whole file, which must unpack to exactly ``raw_bytes``."""
+    """Header and unpacked bytes of a whole file, whose entries must be exactly ``runs``: planes of other widths would
+    be put together to other bytes."""
     header = decode_header(data, fingerprint, digest)
     if isinstance(header, Bad):
         return header
-    if header.raw_bytes != raw_bytes or len(data) > header.file_bytes:
+    if header.runs != runs or len(data) > header.file_bytes:
         return Bad("length")
     if len(data) < header.file_bytes:
         return Bad("truncated")

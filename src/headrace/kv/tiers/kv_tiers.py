@@ -145,7 +145,7 @@ class KvTiers:
         self, kind: BlockKind, header: BlockHeader, file: FoundFile, by_address: dict[bytes, BlockNode]
     ) -> Bad | None:
         store = self.store
-        if header.raw_bytes != kind.raw_bytes:
+        if header.runs != kind.runs:
             return Bad("length")
         if header.depth == 0:
             if header.parent_uid != ROOT_UID:
@@ -239,7 +239,7 @@ class KvTiers:
         data = self._folder.read(node.kind.fingerprint, node.address)
         if data is None:
             return Bad("unreadable")
-        decoded = decode_block(data, node.kind.fingerprint, raw_bytes=node.kind.raw_bytes, digest=self._digest)
+        decoded = decode_block(data, node.kind.fingerprint, runs=node.kind.runs, digest=self._digest)
         if isinstance(decoded, Bad):
             return decoded
         header, raw = decoded
