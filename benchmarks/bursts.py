@@ -10,7 +10,8 @@ mix that ``continuous`` completes when a backlog of it waits). Three questions, 
   Yardstick of both: at most 2 points of attainment.
 
 Attainment is the share of requests that met their whole SLO. With and without a flood the other requests are the same,
-so differences are differences. By default nothing is refused at the door: this is what scheduling does alone. With
+so differences are differences; a burst adds requests in the same way. By default nothing is refused at the door: this
+is what scheduling does alone. With
 ``--admission`` the gateway's admission by prediction stands before the engine, with a patience of 1: what would be late
 is shed, and counts as missed. Lanes have equal weights.
 """

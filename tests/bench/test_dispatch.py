@@ -40,8 +40,11 @@ class Bench:
         users: int | None = None,
         service_s: Callable[[PlannedRequest], float] = lambda _: 0.05,
         outcome: Callable[[PlannedRequest], Outcome] = lambda _: "ok",
+        reading_ns: int = 0,
     ) -> None:
+        """Reading the clock takes ``reading_ns``."""
         self.loop = SimulatedLoop()
+        self._reading_ns = reading_ns
         self._service_s = service_s
         self._outcome = outcome
         self.records: list[RequestRecord] = []
@@ -55,9 +58,13 @@ class Bench:
             self,
             self,
             drain_s=drain_s,
-            now_ns=self.loop.now_ns,
+            now_ns=self._now_ns,
             on_record=self.records.append,
         )
+
+    def _now_ns(self) -> int:
+        self.loop.jump(self._reading_ns / 1e9)
+        return self.loop.now_ns()
 
     def order(self, request: PlannedRequest, history: Sequence[Turn] = ()) -> None:
         self.histories[request.index] = [(turn.question, turn.reply) for turn in history]
@@ -107,6 +114,16 @@ class Bench:
 def lag_ns(record: RequestRecord) -> int:
     assert record.sent_ns is not None
     return record.sent_ns - record.ready_ns
+
+
+@pytest.mark.parametrize("before_ns", [0, 500, 1500, 3000, 6000, 12_000, 20_000])
+def test_a_duration_that_ends_while_the_clock_is_read_is_not_slept_through(before_ns: int) -> None:
+    """The last request ends so shortly before the duration, and a look at the clock takes two microseconds: the run
+    ends with the duration, give or take a timer, and not with the drain's time."""
+    service_s = 1 - before_ns / S
+    bench = Bench([request(0, 9.0)], service_s=lambda _: service_s, reading_ns=2000)
+    bench.run()
+    assert bench.ended_ns <= 10 * S + 2 * TICK_NS
 
 
 # Open loop

@@ -46,10 +46,11 @@ def written(file: Path, text: str) -> Block:
 
 
 def made(target: str, arguments: str = "") -> list[str]:
-    """What ``make target ARGS=arguments`` runs after the setup."""
+    """What ``make target ARGS=arguments`` runs after the setup (``make test`` hands its level down)."""
+    typed = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
     done = subprocess.run(
         ["make", "-n", "-o", "setup", target, f"ARGS={arguments}"],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=30,
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=30, env=typed,
     )  # fmt: skip
     program, *rest = shlex.split(done.stdout.strip().splitlines()[-1])
     assert program == ".venv/bin/python"

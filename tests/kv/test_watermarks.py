@@ -44,6 +44,10 @@ def sequence(
     return state
 
 
+def prefill_s(start: int, end: int) -> float:
+    return 1e-3 * (end - start)
+
+
 def names(sequences: list[SequenceState]) -> list[str]:
     return [one.request_id for one in sequences]
 
@@ -153,7 +157,7 @@ def test_room_comes_when_enough_sequences_have_ended() -> None:
     running = [sequence("a", 1000), sequence("b", 2000)]
 
     def drain(excess: int, waiting: list[SequenceState]) -> float:
-        return drain_s(running, waiting, excess, prefill_token_s=1e-3, decode_step_s=1e-2)
+        return drain_s(running, waiting, excess, prefill_s=prefill_s, decode_step_s=1e-2)
 
     assert drain(0, []) == 0.0
     assert drain(1, []) == pytest.approx(2.0)
@@ -164,5 +168,5 @@ def test_room_comes_when_enough_sequences_have_ended() -> None:
 @given(st.lists(st.integers(1, 20000), min_size=1, max_size=8), st.integers(1, 60000), st.integers(0, 60000))
 def test_more_excess_never_drains_sooner(prompts: list[int], excess: int, more: int) -> None:
     running = [sequence(f"s{n}", prompt) for n, prompt in enumerate(prompts)]
-    first = drain_s(running, [], excess, prefill_token_s=1e-3, decode_step_s=1e-2)
-    assert 0 < first <= drain_s(running, [], excess + more, prefill_token_s=1e-3, decode_step_s=1e-2)
+    first = drain_s(running, [], excess, prefill_s=prefill_s, decode_step_s=1e-2)
+    assert 0 < first <= drain_s(running, [], excess + more, prefill_s=prefill_s, decode_step_s=1e-2)

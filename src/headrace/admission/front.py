@@ -16,7 +16,7 @@ from headrace.admission.decide import AdmissionDecision, AdmissionLimits, Foreca
 from headrace.admission.ledger import Entry, Ledger
 from headrace.admission.lengths import OutputLength, OutputLengths
 from headrace.admission.memory import MemoryState, refusal
-from headrace.admission.parts import SPARE_RUNNING, Parts, allowed_s
+from headrace.admission.parts import Parts, allowed_s
 from headrace.admission.predict import Arrival, Backlog, Prediction, predict, predict_idle
 from headrace.admission.rates import EngineRates
 from headrace.lanes.lane import SLO, Lane
@@ -239,7 +239,7 @@ class Front:
             request.lane.weight,
             self._work_s(request, request.sequences, rates),
             allowed_s(min(targets, default=None), request.lane.patience),
-            spare=self.ledger.waiting == 0 and self.ledger.running <= SPARE_RUNNING,
+            idle=self.ledger.waiting == 0 and self.ledger.running == 0,
         )
 
     def _work_s(self, request: Request, sequences: Sequence[Submit], rates: EngineRates) -> float:

@@ -15,10 +15,11 @@ is left of ``SERVABLE``, which is what it does while it meets targets, goes to w
 weight again. In the short run, whoever asks for what it usually asks for comes first; since a lane's usual follows what
 it asks for, by at most ``MOST_GROWTH`` in ``USUAL_MEMORY_S``, shares of lasting contention are those of the weights.
 
-**Over its part** a lane gets what its usual is, and a queue of what that serves in a few seconds (``allowed_s``, times
-its patience; ``RECOVERING`` of it once something was shed, so that the backlog of a burst is gone soon after it). Of
-its tenants those are shed that ask for more than an even division of the lane's part leaves them. An excess that costs
-nobody anything is let in: of whoever is alone, and while nothing waits and few run.
+**Over its part** is a lane that asks for more than that, both in the latest seconds and over the last ten. It gets
+what its usual is, and a queue of what that serves in a few seconds (``allowed_s``, times its patience; ``RECOVERING``
+of it once something was shed, so that the backlog of a burst is gone soon after it). Of its tenants those are shed that
+ask for more than an even division of the lane's part leaves them. Whoever is alone is never over its part: nobody else
+feels it.
 """
 
 from __future__ import annotations
@@ -34,22 +35,20 @@ FULL: Final = 1.0
 SERVABLE: Final = 0.68
 """Virtual clock, the mix of ``benchmarks.bursts``: ``continuous`` does 0.87 under a backlog, and beyond 0.7 targets are
 missed."""
-ASKED_MEMORY_S: Final = 15.0
-RECENT_MEMORY_S: Final = 5.0
+ASKED_MEMORY_S: Final = 10.0
+RECENT_MEMORY_S: Final = 3.0
 """A lane is over its part only while this shorter average is too: a burst that has ended is not held against it."""
 USUAL_MEMORY_S: Final = 180.0
 YOUNG_S: Final = 30.0
 """A lane that was first seen so lately has no usual that could limit its growth."""
 MOST_GROWTH: Final = 1.5
-CHANCE: Final = 4.0
+CHANCE: Final = 3.5
 LEAST_CLAIM: Final = 0.25
 LEAST_ALLOWED_S: Final = 3.0
 MOST_ALLOWED_S: Final = 5.0
 ALLOWED_SHARE: Final = 0.7
 """Of a lane's sooner target, what its queue at its part may take."""
-RECOVERING: Final = 0.3
-SPARE_RUNNING: Final = 8
-"""While nothing waits and at most so many run, an excess costs nobody a target."""
+RECOVERING: Final = 0.1
 _PRESENT: Final = 0.01
 _SIZE_MEMORY: Final = 0.05
 _TICK_S: Final = 0.1
@@ -74,6 +73,7 @@ class _Lane:
     size_s: float = 0.0
     age_s: float = 0.0
     over: bool = False
+    part: float = 0.0
     tenants: dict[str | None, _Tenant] = field(default_factory=dict)
 
     @property
@@ -133,7 +133,7 @@ class Parts:
 
     def refresh(self, now_s: float, waiting: Mapping[str, frozenset[str | None]]) -> None:
         """It is ``now_s``, and these tenants of lanes have sequences that wait: let time pass. Who has nothing waiting
-        has been served."""
+        has been served, but of a lane over its part what its part serves."""
         passed_s, self._now_s = now_s - self._now_s, now_s
         if not self._lanes or not 0 < passed_s < math.inf:
             return
@@ -141,20 +141,25 @@ class Parts:
             lane.pass_time(passed_s)
             waits = waiting.get(name, frozenset())
             for key, tenant in list(lane.tenants.items()):
-                if key not in waits:
+                if key not in waits and not lane.over:
                     tenant.left_s = 0.0
-                    if tenant.asked < _PRESENT / 100:
-                        del lane.tenants[key]
-        left = {name: lane.left_s for name, lane in self._lanes.items() if lane.left_s > _NOTHING}
+                if tenant.asked < _PRESENT / 100 and tenant.left_s < _NOTHING:
+                    del lane.tenants[key]
+            if lane.over:
+                lane.serve(lane.part * passed_s)
+        left = {name: lane.left_s for name, lane in self._lanes.items() if not lane.over}
         claims = {name: min(work_s, self._lanes[name].claim * passed_s) for name, work_s in left.items()}
-        served = self._shared(left, claims, SERVABLE * passed_s, SERVABLE * passed_s)
-        for name, served_s in served.items():
+        over = sum([lane.part for lane in self._lanes.values() if lane.over]) * passed_s
+        servable_s = max(0.0, SERVABLE * passed_s - over)
+        for name, served_s in self._shared(left, claims, servable_s, servable_s).items():
             self._lanes[name].serve(served_s + _NOTHING)
 
-    def excess_s(self, owner: Owner, weight: float, work_s: float, queue_s: float, *, spare: bool) -> float | None:
+    def excess_s(
+        self, owner: Owner, weight: float, work_s: float, queue_s: float, *, idle: bool = False
+    ) -> float | None:
         """A request of ``work_s`` asks to come in: None when it may, else in how many seconds its part will have room
-        for it. ``queue_s`` is what its lane is allowed (``allowed_s``), ``spare`` whether nothing waits and few
-        run."""
+        for it. ``queue_s`` is what its lane is allowed (``allowed_s``). ``idle``: the engine has nothing to do, so that
+        nobody else can feel it."""
         lane = self._lanes.setdefault(owner[0], _Lane())
         tenant = lane.tenants.setdefault(owner[1], _Tenant())
         lane.weight = weight
@@ -168,14 +173,15 @@ class Parts:
             lane.over = False
             return None
         part = SERVABLE if lone else self._part(lane, owner[0], least=True)
-        if (lane.left_s + work_s) / part <= queue_s * (RECOVERING if lane.over else 1.0):
+        lane.part = part
+        if lane.left_s / part <= queue_s * (RECOVERING if lane.over else 1.0):
             return None
         lane.over = True
-        part = max(part, min(entitled, lane.claim))
+        tenants_part = max(part, min(entitled, lane.claim))
         others = [(other.asked, 1.0) for other in lane.tenants.values() if other is not tenant]
-        late_s = (tenant.left_s + work_s) / _rest(others, part) - queue_s * (RECOVERING if tenant.over else 1.0)
+        late_s = tenant.left_s / _rest(others, tenants_part) - queue_s * (RECOVERING if tenant.over else 1.0)
         tenant.over = late_s > 0 and tenant.asked > _rest(others, entitled)
-        return late_s if tenant.over and not spare else None
+        return lane.left_s / part - RECOVERING * queue_s if tenant.over and not idle else None
 
     def let_in(self, owner: Owner, work_s: float) -> None:
         """The request that ``excess_s`` was asked about came in."""

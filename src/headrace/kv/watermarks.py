@@ -18,7 +18,7 @@ changes the level at most once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -107,24 +107,25 @@ def drain_s(
     waiting: Sequence[SequenceState],
     excess_tokens: int,
     *,
-    prefill_token_s: float,
+    prefill_s: Callable[[int, int], float],
     decode_step_s: float,
 ) -> float:
     """Predicted seconds until ``excess_tokens`` of projected KV are free again.
 
     Prompts are computed one after the other, running sequences' first, then waiting ones' in order; each sequence then
     takes a decode step for every token that is expected of it. Sequences free their memory in the order in which they
-    end by that. 0 when nothing is in excess.
+    end by that. ``prefill_s(a, b)`` is the time to compute the tokens from ``a`` to ``b``: the later ones of a long
+    prompt take longer. 0 when nothing is in excess.
     """
     if excess_tokens <= 0:
         return 0.0
     ends: list[tuple[float, int]] = []
-    prefill_s = 0.0
+    computed_s = 0.0
     for sequence in (*sorted(running, key=lambda s: (s.priority, s.arrived_s)), *waiting):
         if not sequence.decoding:
-            prefill_s += sequence.uncached_tokens * prefill_token_s
+            computed_s += prefill_s(sequence.known_tokens - sequence.uncached_tokens, sequence.known_tokens)
         to_come = max(1, sequence.output_tokens_to_expect - sequence.generated_tokens)
-        ends.append((prefill_s + to_come * decode_step_s, projected_tokens(sequence)))
+        ends.append((computed_s + to_come * decode_step_s, projected_tokens(sequence)))
     heapq.heapify(ends)
     end_s = 0.0
     while ends and excess_tokens > 0:

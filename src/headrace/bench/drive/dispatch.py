@@ -137,7 +137,7 @@ class Dispatcher:
                     raise self._failure
                 if now_ns >= self._deadline_ns or self._is_over(now_ns):
                     break
-                await self._sleep(now_ns, self._next_event_ns())
+                await self._sleep(now_ns, self._next_event_ns(now_ns))
         finally:
             await self._cancel_running()
         self._account_for_unsent()
@@ -244,12 +244,13 @@ class Dispatcher:
             return False
         return self._interrupted_ns is not None or now_ns >= self._duration_ns
 
-    def _next_event_ns(self) -> int:
-        """When something is to be done, unless a request ends before."""
+    def _next_event_ns(self, now_ns: int) -> int:
+        """When something is to be done, unless a request ends before. ``now_ns`` is when it was looked for the end:
+        were the clock read anew, a duration that ended in between would be slept through, up to the drain's end."""
         next_ns = self._deadline_ns
         if self._queue and self._sending:
             next_ns = min(next_ns, self._queue[0].ready_ns)
-        if self._now_ns() < self._duration_ns:
+        if now_ns < self._duration_ns:
             next_ns = min(next_ns, self._duration_ns)
         return next_ns
 

@@ -198,7 +198,7 @@ class EngineCore:
         started_s = self._clock()
         self.residents.settle_parked()
         self._tend_stores()
-        self.pressure.relieve(started_s, self.knobs, self._rates())
+        self.pressure.relieve(started_s, self.knobs, self._rates(), self.costs.model)
         plan = self._policy.plan(self._scheduler_state(started_s))
         outputs, self._ended = self._ended, []
         self.applier.apply(
@@ -339,7 +339,7 @@ class EngineCore:
 
     def load(self) -> EngineLoad:
         """How full the engine is right now, and what its last step was."""
-        self.pressure.look(self.knobs, self._rates())
+        self.pressure.look(self.knobs, self._rates(), self.costs.model)
         load = self._report.load(self._last_plan, self._last_step_s, self.costs, self.knobs, self._sizes.knee)
         return msgspec.structs.replace(load, lane_shares=self._shares.shares(self._clock()))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from headrace.engines.llama.residents import Residents
+from headrace.kv.sources import SourceTimes
 from headrace.kv.watermarks import KvLevel, Marks, cold_sequences, drain_s, next_level
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.memory import MemoryLimits, projected_tokens
 from headrace.scheduling.order import ServiceRates
 from headrace.scheduling.sequence import SequenceState
+from headrace.scheduling.step import StepTimes
 
 REFRESH_S = 0.05
 """Projections change with every token, and matter by the block."""
@@ -43,13 +45,13 @@ class KvPressure:
             return None
         return MemoryLimits(self.budget_tokens, int(knobs.kv_refuse * self.budget_tokens), knobs.kv_long_tokens)
 
-    def relieve(self, now_s: float, knobs: SchedulingKnobs, rates: ServiceRates) -> None:
+    def relieve(self, now_s: float, knobs: SchedulingKnobs, rates: ServiceRates, times: StepTimes) -> None:
         """Before a step: look where the level is, and park whom it says."""
         counts = self._counts()
         if counts == self._seen_counts and now_s - self._seen_s < REFRESH_S:
             return
         self._seen_s = now_s
-        self.look(knobs, rates)
+        self.look(knobs, rates, times)
         if self.level == "move":
             cold = cold_sequences(
                 self._running(),
@@ -62,7 +64,7 @@ class KvPressure:
                 self.parked += 1
         self._seen_counts = self._counts()
 
-    def look(self, knobs: SchedulingKnobs, rates: ServiceRates) -> None:
+    def look(self, knobs: SchedulingKnobs, rates: ServiceRates, times: StepTimes) -> None:
         """Bring level and figures up to date."""
         running, marks = self._running(), Marks.of_knobs(knobs)
         waiting = [sequence.state for sequence in self._residents.waiting.values()]
@@ -75,12 +77,20 @@ class KvPressure:
             self.entries[level] = self.entries.get(level, 0) + 1
         self.drain_s = 0.0
         if level in ("refuse", "move"):
+            decode_step_s = max(rates.decode_step_s, rates.decode_token_s * len(running))
+            source_times = SourceTimes(times, 0.0, knobs.max_prefill_tokens)
+
+            def prefill_s(start: int, end: int) -> float:
+                """With a decode step of the others before every chunk."""
+                chunks = -(-(end - start) // knobs.max_prefill_tokens)
+                return source_times.compute_s(start, end) + chunks * decode_step_s
+
             self.drain_s = drain_s(
                 running,
                 waiting,
                 self.promised_tokens - int((marks.refuse - marks.gap) * self.budget_tokens),
-                prefill_token_s=rates.prefill_token_s,
-                decode_step_s=max(rates.decode_step_s, rates.decode_token_s * len(running)),
+                prefill_s=prefill_s,
+                decode_step_s=decode_step_s,
             )
 
     def _counts(self) -> tuple[int, int]:
