@@ -33,6 +33,7 @@ from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.threads import usable_cores
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
+from headrace.kv.sources import SourceKind
 from headrace.kv.token_blocks import packed
 from headrace.messages.engine import SamplingParams, Start, Submit, TierPlan
 from headrace.models.store import resolve
@@ -41,6 +42,7 @@ STREAMS = 1
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 """Conversations are about these pages, each round about another part of them."""
 WAYS = ("live", "ram", "disk")
+SOURCES: dict[str, SourceKind] = {"live": "take_over", "ram": "ram", "disk": "disk"}
 TARGETS = {"live": 0.1, "ram": 0.15, "disk": 0.3}
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=2)
 
@@ -153,7 +155,7 @@ def second_turns(
             settle(core)
         found[way] = ask(core, f"{seed}.second", second, setting.answer_tokens)
         begun = core.residents.reuse.totals.begun
-        wanted = {"live": "take_over"}.get(way, way)
+        wanted: SourceKind = SOURCES[way]
         if not begun.get(wanted):
             raise RuntimeError(f"the second turn was to come from {way}: {begun}")
         settle(core)
@@ -311,7 +313,7 @@ def _steps_of_one_round(
             quiet.append(took_s)
             if not written:  # all is packed: its second use sends it to disk
                 written = True
-                tiering.began(0, ("", None), packed(prompt))
+                tiering.began(0, ("", "tenant", None), packed(prompt))
                 begun_s, packed_s = time.monotonic(), time.monotonic() - begun_s
                 beside_s.append(packed_s)
     if not written or not tiering.tiers.store.totals.written:

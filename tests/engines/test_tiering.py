@@ -19,10 +19,10 @@ from headrace.engines.llama.tiering import COPY_S, Tiering
 from headrace.errors import EngineError
 from headrace.kv.tiers.disk import BlockFolder
 from headrace.kv.tiers.kv_tiers import KvTiers, TierSettings
-from headrace.kv.tiers.worker import ThreadWorker
+from headrace.kv.tiers.worker import ThreadWorker, Worker
 from headrace.scheduling.bands import Band
 from headrace.scheduling.sequence import Slot
-from tests.engines.harness import SMALL_CHUNKS, Model, engine_core, request, run, run_one, said, sound
+from tests.engines.harness import SMALL_CHUNKS, Model, Results, engine_core, request, run, run_one, said, sound
 from tests.engines.prefixes import (
     BOTH_MODELS,
     OFF,
@@ -35,19 +35,26 @@ from tests.engines.prefixes import (
     without_reuse,
     words,
 )
+from tests.kv.tiers.blocks import ManualWorker
 
 ONE_STREAM = Band(512, 1)
 
 
 @contextlib.contextmanager
 def stored_core(
-    model: Model, *bands: Band, folder: Path | None = None, ram_bytes: int = 1 << 28, weights: bytes = b"w"
+    model: Model,
+    *bands: Band,
+    folder: Path | None = None,
+    ram_bytes: int = 1 << 28,
+    weights: bytes = b"w",
+    reader: Worker | None = None,
 ) -> Iterator[EngineCore]:
     """A core with stores; with a ``folder``, on disk too."""
     tiers = KvTiers(
         TierSettings(ram_bytes, 1 << 28),
         ThreadWorker(1 << 28),
         None if folder is None else BlockFolder(folder),
+        reader=reader,
         measured=False,
     )
     tiering = Tiering(tiers, weights, "build")
@@ -108,6 +115,9 @@ def test_what_a_stream_left_comes_back_from_ram_and_from_disk_to_the_bit(model: 
         assert cached(again) == 256 and said(again) == expected
         load = core.load().tiers
         assert load is not None and load.ram_hit_tokens == 256 and load.written == 2
+        account = core.kv_account()
+        assert account.total("stored_ram").bytes == load.ram_bytes > 0
+        assert account.total("stored_disk").tokens == 256
     with stored_core(model, ONE_STREAM, folder=tmp_path) as core:
         core.context(0)
         settle(core)
@@ -151,6 +161,92 @@ def test_a_damaged_file_costs_time_and_no_text(tiny: Model, tmp_path: Path) -> N
         settle(core)
         assert cached(again) == 128 and said(again) == expected
         assert stores(core).store.totals.bad == {"payload_checksum": 1, "orphan": 1}
+
+
+@contextlib.contextmanager
+def one_runs_and_one_is_on_disk(model: Model, folder: Path, prompt: list[int], reader: Worker) -> Iterator[EngineCore]:
+    """A core in which ``long`` decodes, while 256 tokens of ``prompt`` are on disk, from which reading them takes
+    longer than a step can wait."""
+    with stored_core(model, ONE_STREAM, folder=folder) as core:
+        for name in ("first", "second"):
+            run_one(core, ask(name, prompt))
+            settle(core)
+    with stored_core(model, Band(2048, 2), folder=folder, reader=reader) as core:
+        core.context(0)
+        settle(core)
+        times = stores(core).times
+        times.fetch["disk"].s_per_byte = times.beside.s_per_byte = 2 * COPY_S / (2 * stores(core)._raw_bytes)
+        core.submit(request("long", [3, 4, 5], max_tokens=2000))
+        core.step()
+        yield core
+
+
+def test_beside_others_a_prompt_waits_for_what_is_on_disk(tiny: Model, tmp_path: Path) -> None:
+    """They go on decoding while it is read; it begins with it, and says the same."""
+    prompt = words(tiny, 270)
+    expected = expected_of(tiny, prompt)
+    reader = ManualWorker()
+    with one_runs_and_one_is_on_disk(tiny, tmp_path, prompt, reader) as core:
+        core.submit(ask("again", prompt))
+        assert core.load().waiting == 1
+        decoded = 0
+        for _ in range(3):
+            decoded += len(core.step().outputs)
+            assert core.check_integrity() is None
+        assert decoded == 3 and "again" in core.live_ids() and not core.residents.waiting
+        reader.work()
+        results = Results()
+        while "again" in core.live_ids():
+            results.take(core.step())
+            assert core.check_integrity() is None
+        assert begun(core)["ram"] == 1
+        assert cached(results["again"]) == 256 and said(results["again"]) == expected
+        assert stores(core).fetches.bytes == 0 and stores(core).store.totals.fetched == 2
+
+
+def test_what_does_not_come_from_disk_in_time_is_computed(tiny: Model, tmp_path: Path) -> None:
+    """The disk hangs: the prompt waits as long as computing would take, not longer."""
+    prompt = words(tiny, 270)
+    reader = ManualWorker()
+    with one_runs_and_one_is_on_disk(tiny, tmp_path, prompt, reader) as core:
+        worth_s = core._source_times().compute_s(0, 256)
+        core.submit(ask("again", prompt, max_tokens=1))
+        began_s, results = core.now_s(), Results()
+        while "again" in core.residents.fetching:
+            results.take(core.step())
+        assert core.now_s() - began_s < 1.1 * worth_s  # the clock goes on by what a step asks it
+        while "again" in core.live_ids():
+            results.take(core.step())
+        assert cached(results["again"]) == 0
+        assert stores(core).fetches.bytes == 0
+        reader.work()  # too late, and for nobody
+        core.step()
+        assert core.check_integrity() is None
+
+
+def test_who_waits_for_the_disk_begins_when_nobody_else_is_there(tiny: Model, tmp_path: Path) -> None:
+    """There is nobody to be kept waiting by reading it at once."""
+    prompt = words(tiny, 270)
+    with one_runs_and_one_is_on_disk(tiny, tmp_path, prompt, ManualWorker()) as core:
+        core.submit(ask("again", prompt))
+        core.abort("long")
+        results = run(core, [])
+        assert begun(core)["disk"] == 1 and cached(results["again"]) == 256
+
+
+def test_a_sequence_that_waits_for_the_disk_can_be_given_up(tiny: Model, tmp_path: Path) -> None:
+    """It leaves nothing, and its id is taken as long as it waits."""
+    prompt = words(tiny, 270)
+    reader = ManualWorker()
+    with one_runs_and_one_is_on_disk(tiny, tmp_path, prompt, reader) as core:
+        core.submit(ask("again", prompt))
+        core.submit(ask("again", prompt))
+        (refused,) = [output for output in core.step().outputs if output.request_id == "again"]
+        assert refused.error is not None and "already live" in refused.error
+        core.abort("again")
+        (ended,) = [output for output in core.step().outputs if output.request_id == "again"]
+        assert ended.finish == "abort" and core.live_ids() == ["long"]
+        assert stores(core).fetches.bytes == 0 and core.check_integrity() is None
 
 
 def test_tenants_do_not_share_stores(tiny: Model) -> None:

@@ -120,12 +120,12 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         parked_bytes=engine.kv_memory.parked_bytes,
         spill_dir=engine.kv_memory.spill_dir,
         spill_bytes=engine.kv_memory.spill_bytes,
-        kv_tiers=_tier_plan(engine.kv_tiers),
+        kv_tiers=_tier_plan(engine.kv_tiers) if engine.prefix_cache else None,
     )
 
 
 def _tier_plan(tiers: KvTiersConfig) -> TierPlan | None:
-    if not tiers.ram_bytes:
+    if tiers.ram_bytes == 0:
         return None
     return TierPlan(tiers.ram_bytes, tiers.disk_path, tiers.disk_bytes, tiers.compress_threshold, tiers.codec)
 

@@ -158,7 +158,9 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
         },
         KvTiersConfig: {
             "ram_bytes": Note(
-                "Host memory for stored KV blocks; 0: nothing is stored. Units as in 2GiB work.", 0, 2**46
+                "Host memory for KV that sequences leave; 0: none; null: a quarter of what bands leave, at most 8GiB.",
+                0,
+                2**46,
             ),
             "disk_path": Note("Folder for block files, of this engine alone; null: none."),
             "disk_bytes": Note("What files in disk_path may take.", 0, 2**50),

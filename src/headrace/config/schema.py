@@ -128,10 +128,11 @@ class KvMemoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KvTiersConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Stores of KV blocks beside the streams: ``ram_bytes`` of host memory (0: no stores) and, with ``disk_path``,
-    ``disk_bytes`` of files. Contexts of more than ``compress_threshold`` tokens are packed when they come in."""
+    """Stores of KV blocks beside the streams: ``ram_bytes`` of host memory (None: a quarter of what the bands leave of
+    the memory that is free at start, at most 8 GiB; 0: no stores) and, with ``disk_path``, ``disk_bytes`` of files.
+    Contexts of more than ``compress_threshold`` tokens are packed when they come in."""
 
-    ram_bytes: int = 0
+    ram_bytes: int | None = None
     disk_path: str | None = None
     disk_bytes: int = 16 * 2**30
     compress_threshold: int = 8192

@@ -101,10 +101,11 @@ def _bands(config: Config) -> Iterator[Problem]:
 
 def _tiers(config: Config) -> Iterator[Problem]:
     tiers = config.engine.kv_tiers
-    if tiers.disk_path is not None and not tiers.ram_bytes:
+    if tiers.disk_path is not None and tiers.ram_bytes == 0:
         yield Problem("engine.kv_tiers.ram_bytes", "must be above 0 with a disk_path: blocks go to disk from RAM")
-    if tiers.ram_bytes and not config.engine.prefix_cache:
-        yield Problem("engine.kv_tiers.ram_bytes", "stores need engine.prefix_cache: it finds what they have")
+    if (tiers.ram_bytes or tiers.disk_path is not None) and not config.engine.prefix_cache:
+        where = "ram_bytes" if tiers.ram_bytes else "disk_path"
+        yield Problem(f"engine.kv_tiers.{where}", "stores need engine.prefix_cache: it finds what they have")
 
 
 def scheduling_problems(config: Config) -> Iterator[Problem]:

@@ -49,10 +49,11 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
 
 
 class TierPlan(Struct, frozen=True):
-    """Stores of KV blocks beside the streams (``kv.tiers``): ``ram_bytes`` of host memory, ``disk_bytes`` of files in
-    ``disk_path`` (None: no files). Contexts of more than ``compress_threshold`` tokens are packed at once."""
+    """Stores of KV blocks beside the streams (``kv.tiers``): ``ram_bytes`` of host memory (None: a quarter of what the
+    bands leave of the memory that is free at start, at most 8 GiB), ``disk_bytes`` of files in ``disk_path`` (None: no
+    files). Contexts of more than ``compress_threshold`` tokens are packed at once."""
 
-    ram_bytes: int
+    ram_bytes: int | None
     disk_path: str | None = None
     disk_bytes: int = 0
     compress_threshold: int = 8192
@@ -187,9 +188,10 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
 
 
 class TierLoad(Struct, frozen=True):
-    """The stores of KV blocks: what they hold, what waits to be stored, and, since the engine started, the prompt
-    tokens loaded from each, blocks stored, found stored already, written to files and let go, blocks that could not be
-    used (``bad``) or were not kept (``unsaved``), both by reason, and seconds that steps waited for copies."""
+    """The stores of KV blocks: what they hold, what waits to be stored, what is kept of files for sequences that wait
+    (``fetched_bytes``), and, since the engine started, the prompt tokens loaded from each, blocks stored, found stored
+    already, written to files, read from them beside the steps (``fetched``) and let go, blocks that could not be used
+    (``bad``) or were not kept (``unsaved``), both by reason, and seconds that steps waited for copies."""
 
     ram_bytes: int = 0
     ram_quota_bytes: int = 0
@@ -199,11 +201,13 @@ class TierLoad(Struct, frozen=True):
     disk_blocks: int = 0
     queued: int = 0
     queued_bytes: int = 0
+    fetched_bytes: int = 0
     ram_hit_tokens: int = 0
     disk_hit_tokens: int = 0
     stored: int = 0
     deduplicated: int = 0
     written: int = 0
+    fetched: int = 0
     ram_evicted: int = 0
     disk_evicted: int = 0
     copy_s: float = 0.0

@@ -14,6 +14,7 @@ _ONE_EACH: Final = {
     "kv_tier_stored_blocks": ("stored", "Blocks that came into RAM"),
     "kv_tier_deduplicated_blocks": ("deduplicated", "Blocks that came and were there already"),
     "kv_tier_written_blocks": ("written", "Blocks written to files"),
+    "kv_tier_fetched_blocks": ("fetched", "Blocks read from files beside the steps, for sequences that waited"),
     "kv_tier_copy_seconds": ("copy_s", "Time between steps spent on copying KV out of streams"),
 }
 _BY_TIER: Final = {
@@ -75,6 +76,9 @@ def tier_gauges(load: TierLoad) -> Iterator[Metric]:
         yield family
     yield GaugeMetricFamily("headrace_kv_tier_queued_jobs", "Work that waits for the stores' thread", value=load.queued)
     yield GaugeMetricFamily("headrace_kv_tier_queued_bytes", "Memory that it keeps", value=load.queued_bytes)
+    yield GaugeMetricFamily(
+        "headrace_kv_tier_fetched_bytes", "Memory for what is read for sequences that wait", value=load.fetched_bytes
+    )
 
 
 def _counts(load: TierLoad) -> dict[_Key, float]:

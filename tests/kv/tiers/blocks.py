@@ -18,7 +18,7 @@ from headrace.kv.token_blocks import KV_BLOCK_TOKENS, packed
 RAW_BYTES = 96
 KIND = BlockKind(b"f" * 32, RAW_BYTES, (Run(64, 2), Run(32, 1)))
 OTHER_KIND = BlockKind(b"g" * 32, RAW_BYTES, (Run(RAW_BYTES, 2),))
-ROOT = root_address(KIND.fingerprint, ("", None))
+ROOT = root_address(KIND.fingerprint, ("", "all", None))
 
 
 def block(number: int) -> bytes:

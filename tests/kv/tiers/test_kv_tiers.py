@@ -5,117 +5,21 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.kv.tiers.address import Digest, blake2b, root_address
-from headrace.kv.tiers.block_file import HEADER_BYTES
+from headrace.kv.tiers.address import root_address
 from headrace.kv.tiers.codec import Codec
-from headrace.kv.tiers.codec_rule import CodecRule
-from headrace.kv.tiers.disk import BlockFolder, Files
-from headrace.kv.tiers.kv_tiers import WRITE_PAUSE_S, KvTiers, TierSettings
+from headrace.kv.tiers.disk import BlockFolder
+from headrace.kv.tiers.families import together
+from headrace.kv.tiers.kv_tiers import WRITE_PAUSE_S
 from headrace.kv.tiers.worker import Job, ThreadWorker
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
-from tests.kv.tiers.blocks import KIND, OTHER_KIND, RAW_BYTES, ManualWorker, blocks, kv_of, reader
-
-FILE_BYTES = RAW_BYTES + HEADER_BYTES
-
-
-class FailingFiles(Files):
-    """Writing the ``fail``-th file from now on fails; -1: none."""
-
-    def __init__(self) -> None:
-        self.fail = -1
-
-    def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> None:
-        self.fail -= 1
-        if self.fail == -1:
-            raise OSError(28, "no space left")
-        super().write(path, parts)
-
-
-class Rig:
-    """Stores over one folder, with a clock and a worker that a test moves."""
-
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        ram_blocks: int = 100,
-        disk_blocks: int = 100,
-        codec: CodecRule = "none",
-        digest: Digest = blake2b,
-        most_jobs: int = 1000,
-        uids: Iterator[int] | None = None,
-    ) -> None:
-        self.now_s = 0.0
-        self.worker = ManualWorker(most_jobs)
-        self.files = FailingFiles()
-        self.folder = None if path is None else BlockFolder(path, self.files, digest)
-        numbers = itertools.count(1) if uids is None else uids
-        self.tiers = KvTiers(
-            TierSettings(ram_blocks * RAW_BYTES, disk_blocks * FILE_BYTES, 1000, codec),
-            self.worker,
-            self.folder,
-            clock=lambda: self.now_s,
-            wall_clock=lambda: self.now_s,
-            new_uid=lambda: next(numbers).to_bytes(16, "little"),
-            digest=digest,
-            measured=False,
-        )
-        self.root = root_address(KIND.fingerprint, ("", None), digest)
-        self.tiers.open(KIND)
-
-    def settle(self) -> None:
-        """Let the worker do everything."""
-        self.tiers.advance()
-        while self.worker.waiting:
-            self.worker.work()
-            self.tiers.advance()
-        assert self.tiers.check_integrity() is None
-
-    def capture(self, chain: Sequence[int], *, compute_s: float = 1.0, tokens: int = 1, settle: bool = True) -> bool:
-        """A stream with these blocks ends."""
-        data = blocks(chain)
-        taken = self.tiers.capture(
-            KIND,
-            self.root,
-            data,
-            reader(data),
-            group="lane",
-            compute_s=lambda _depth: compute_s,
-            context_tokens=tokens,
-            held_bytes=1,
-        )
-        if settle:
-            self.settle()
-        return taken
-
-    def begin(self, chain: Sequence[int], *, settle: bool = True) -> None:
-        """A prompt of these blocks begins."""
-        self.tiers.began(self.root, b"".join(blocks(chain)))
-        if settle:
-            self.settle()
-
-    def load(self, chain: Sequence[int]) -> int:
-        """How many blocks come; what comes is right."""
-        data = blocks(chain)
-        loaded = self.tiers.load(self.root, b"".join(data), len(data) * KV_BLOCK_TOKENS)
-        for depth, raw in enumerate(loaded):
-            assert raw.tobytes() == kv_of(data[: depth + 1]).tobytes()
-        return len(loaded)
-
-    def places(self, chain: Sequence[int]) -> str:
-        """A letter a block: r in RAM, d on disk, b in both."""
-        nodes = self.tiers.store.tree.stored_prefix(self.root, b"".join(blocks(chain)))
-        return "".join([("b" if node.disk else "r") if node.ram else "d" for node in nodes])
-
-    def close(self) -> None:
-        if self.folder is not None:
-            self.folder.close()
+from tests.kv.tiers.blocks import KIND, OTHER_KIND, RAW_BYTES, blocks, reader
+from tests.kv.tiers.rig import FILE_BYTES, Rig
 
 
 @pytest.fixture
@@ -380,7 +284,7 @@ def test_files_of_another_model_stay_until_their_room_is_needed(tmp_path: Path) 
     second.settle()
     second.tiers.open(OTHER_KIND)
     second.settle()
-    root = root_address(OTHER_KIND.fingerprint, ("", None))
+    root = root_address(OTHER_KIND.fingerprint, ("", "all", None))
     for number, there in ((5, 2), (6, 2)):
         data = blocks([number])
         second.tiers.capture(
@@ -441,12 +345,21 @@ def test_what_can_be_had_is_offered_up_to_every_change_of_place(rig: Callable[..
 
 
 def test_a_tenants_blocks_are_nobody_elses() -> None:
-    """Namespaces have roots of their own, and a tenant named like nobody is not nobody."""
+    """Namespaces have roots of their own: a tenant named like nobody is not nobody, and what everybody shared is not
+    what those without a tenant share."""
     roots = {
         root_address(KIND.fingerprint, namespace)
-        for namespace in (("", None), ("", ""), ("", "a"), ("a", None), ("a", ""), ("", "all"))
+        for namespace in (
+            ("", "all", None),
+            ("", "tenant", None),
+            ("", "tenant", ""),
+            ("", "tenant", "a"),
+            ("a", "tenant", None),
+            ("a", "tenant", ""),
+            ("", "tenant", "all"),
+        )
     }
-    assert len(roots) == 6
+    assert len(roots) == 7
 
 
 def test_the_thread_does_jobs_in_order_and_hands_errors_over() -> None:
@@ -478,3 +391,21 @@ def test_the_threads_queue_is_bounded_by_bytes_but_takes_one_job_of_any_size() -
         assert worker.has_room(0)
     finally:
         worker.close(10.0)
+
+
+def test_what_is_stored_is_told_by_the_first_block_of_its_sequences(rig: Callable[..., Rig]) -> None:
+    """Once for each tier, with what it costs to bring back; the smaller ones can be added up."""
+    stores = rig()
+    stores.capture([1, 2])
+    stores.capture([1, 3], compute_s=2.0)
+    stores.capture([4])
+    stores.begin([4])
+    found = {(family.name, family.tier): family for family in stores.tiers.families()}
+    one, four = [stores.tiers.store.tree.stored_prefix(stores.root, blocks([n])[0])[0].address.hex() for n in (1, 4)]
+    assert set(found) == {(one[:16], "ram"), (four[:16], "ram"), (four[:16], "disk")}
+    first = found[(one[:16], "ram")]
+    assert (first.blocks, first.bytes, first.compute_s) == (3, 3 * RAW_BYTES, 4.0)
+    assert found[(four[:16], "disk")].bytes == FILE_BYTES
+    (total,) = together([family for family in found.values() if family.tier == "ram"])
+    assert (total.blocks, total.bytes, total.compute_s) == (4, 4 * RAW_BYTES, 5.0)
+    assert together([]) == []

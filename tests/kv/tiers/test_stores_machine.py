@@ -119,7 +119,7 @@ class StoresMachine(RuleBasedStateMachine):
             shutil.rmtree(self.path)
 
     def root(self, kind: int) -> bytes:
-        return root_address(KINDS[kind].fingerprint, ("", None), self.digest)
+        return root_address(KINDS[kind].fingerprint, ("", "all", None), self.digest)
 
     @rule(kind=st.integers(0, 1), chain=CHAINS, long=st.booleans())
     def capture(self, kind: int, chain: list[int], long: bool) -> None:
@@ -162,6 +162,18 @@ class StoresMachine(RuleBasedStateMachine):
         for depth, raw in enumerate(loaded):
             assert raw.tobytes() == kv_of(data[: depth + 1]).tobytes()
             assert (kind, tuple(chain[: depth + 1])) in self.captured
+
+    @rule(kind=st.integers(0, 1), chain=CHAINS, name=st.sampled_from("abc"))
+    def fetch(self, kind: int, chain: list[int], name: str) -> None:
+        """A sequence waits for what is on disk, in place of what it may have waited for."""
+        self.tiers.fetches.release(name)
+        self.tiers.fetch(name, self.root(kind), b"".join(blocks(chain)))
+
+    @rule(name=st.sampled_from("abc"))
+    def release(self, name: str) -> None:
+        """It has begun, or was given up."""
+        self.tiers.fetches.release(name)
+        assert self.tiers.fetches.ready(name)
 
     @rule(jobs=st.integers(1, 10))
     def work(self, jobs: int) -> None:
@@ -258,8 +270,8 @@ class StoresMachine(RuleBasedStateMachine):
 StoresMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 
 
-class TestTwelveThousandOperations(StoresMachine.TestCase):
-    """Crashes among them."""
+TestTwelveThousandOperations = StoresMachine.TestCase
+"""Crashes among them."""
 
 
 def test_a_bit_that_turns_in_ram_is_noticed_where_it_can_be() -> None:
@@ -267,7 +279,7 @@ def test_a_bit_that_turns_in_ram_is_noticed_where_it_can_be() -> None:
     worker = ManualWorker()
     tiers = KvTiers(TierSettings(1 << 20, codec="zstd"), worker, measured=False)
     data = blocks([1, 2, 3])
-    root = root_address(KIND.fingerprint, ("", None))
+    root = root_address(KIND.fingerprint, ("", "all", None))
     tiers.capture(
         KIND, root, data, reader(data), group="", compute_s=lambda _: 1.0, context_tokens=1 << 20, held_bytes=0
     )

@@ -113,7 +113,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True when a step would compute or report something."""
-        return bool(self.residents.running or self.residents.waiting or self._ended)
+        residents = self.residents
+        return bool(residents.running or residents.waiting or residents.fetching or self._ended)
 
     @property
     def threads(self) -> int:
@@ -164,7 +165,7 @@ class EngineCore:
         sequence = LiveSequence.start(
             request, self._library, self._vocabulary, max_context_tokens=self.max_context_tokens
         )
-        self.residents.enter(sequence, self._rates())
+        self.residents.enter(sequence, self._rates(), self._source_times())
         state = sequence.state
         self._traffic.note(prompt + state.output_tokens_to_expect, state.lane, state.urgent, request.stream)
 
@@ -188,7 +189,7 @@ class EngineCore:
 
     def live_ids(self) -> list[str]:
         """Request ids of all sequences, running first."""
-        return [*self.residents.running, *self.residents.waiting]
+        return [*self.residents.running, *self.residents.waiting, *self.residents.fetching]
 
     # Steps
 
@@ -223,11 +224,12 @@ class EngineCore:
         if residents.tiering is None:
             return
         residents.tiering.tiers.advance()
+        residents.settle_fetched(self._rates())
         if residents.prefix.enabled:
             residents.tiering.save_due(
                 residents.reuse,
                 residents.context,
-                residents.reuse.times(self.costs.model, self.knobs.max_prefill_tokens),
+                self._source_times(),
                 idle=not residents.running and not residents.waiting,
                 last_step_s=self._last_step_s,
             )
@@ -299,6 +301,9 @@ class EngineCore:
                 overhead_s=self._overhead_s,
             )
         return self._sizes
+
+    def _source_times(self) -> SourceTimes:
+        return self.residents.reuse.times(self.costs.model, self.knobs.max_prefill_tokens)
 
     def _rates(self) -> ServiceRates:
         times, cap = self.costs.model, max(1, self._sizes.knee)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 from headrace.engines.llama.residents import Residents
-from headrace.kv.account import KvAccount, KvHolding, KvLimits
+from headrace.engines.llama.tiering import Tiering
+from headrace.kv.account import KvAccount, KvHolding, KvLimits, KvPlace
 from headrace.kv.sources import SourceTimes
+from headrace.kv.tiers.families import together
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.scheduling.sequence import Slot
+
+MOST_FAMILIES: Final = 100
+"""Of stored blocks, in each place: the account is sent over a socket."""
 
 
 def kv_limits(residents: Residents, bytes_per_token: int) -> KvLimits:
@@ -13,8 +21,15 @@ def kv_limits(residents: Residents, bytes_per_token: int) -> KvLimits:
     return KvLimits(
         [(band.max_context_tokens, band.max_sequences) for band in residents.bands],
         bytes_per_token,
-        {"ram": residents.parking.limit_bytes},
+        {"ram": residents.parking.limit_bytes} | _store_limits(residents.tiering),
     )
+
+
+def _store_limits(tiering: Tiering | None) -> dict[KvPlace, int | None]:
+    if tiering is None:
+        return {}
+    store = tiering.tiers.store
+    return {"stored_ram": store.ram_quota_bytes, "stored_disk": store.disk_quota_bytes}
 
 
 def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -> KvAccount:
@@ -45,7 +60,31 @@ def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -
                 compute_s=compute_s,
             )
         )
+    if residents.tiering is not None:
+        holdings += _stored(residents.tiering)
     return KvAccount(holdings)
+
+
+def _stored(tiering: Tiering) -> list[KvHolding]:
+    """Stored blocks, by the first block of their sequences: the largest ones of each place, and all others together."""
+    found: list[KvHolding] = []
+    families = list(tiering.tiers.families())
+    places: tuple[tuple[Literal["ram", "disk"], KvPlace], ...] = (("ram", "stored_ram"), ("disk", "stored_disk"))
+    for tier, place in places:
+        here = sorted([family for family in families if family.tier == tier], key=lambda family: -family.bytes)
+        for family in [*here[:MOST_FAMILIES], *together(here[MOST_FAMILIES:])]:
+            tokens = family.blocks * KV_BLOCK_TOKENS
+            found.append(
+                KvHolding(
+                    family.name,
+                    place,
+                    tokens,
+                    family.bytes,
+                    restore_s=family.load_s,
+                    compute_s=family.compute_s,
+                )
+            )
+    return found
 
 
 def _stream(

@@ -33,7 +33,11 @@ class LoadReport:
     def due(self, now_s: float) -> bool:
         """True when sequences came or went, memory's level changed, or the last report is old; else steps are kept
         short without one."""
-        counts = (len(self._residents.running), len(self._residents.waiting), self._pressure.level)
+        counts = (
+            len(self._residents.running),
+            len(self._residents.waiting) + len(self._residents.fetching),
+            self._pressure.level,
+        )
         if counts == self._reported_counts and now_s - self._reported_s < REPORT_INTERVAL_S:
             return False
         self._reported_counts, self._reported_s = counts, now_s
@@ -51,7 +55,7 @@ class LoadReport:
         used = sum([s.state.computed_tokens for s in running])
         return EngineLoad(
             running=len(running),
-            waiting=len(residents.waiting),
+            waiting=len(residents.waiting) + len(residents.fetching),
             kv_used_tokens=used,
             kv_total_tokens=self._total_tokens,
             kv_used_bytes=used * self._bytes_per_token,

@@ -60,7 +60,7 @@ class Placer:
         tiering, reuse = self._residents.tiering, self._residents.reuse
         if tiering is None or not reuse.can_truncate:
             return []
-        return tiering.stored(band, *reuse.prompt(request_id))
+        return tiering.stored(band, *reuse.prompt(request_id), idle=not self._residents.running)
 
     def _fill(self, context: Context, placement: Placement, parked: ParkedState | None, request_id: str) -> int:
         """How many of the first tokens the stream holds afterwards; nothing else is in it."""

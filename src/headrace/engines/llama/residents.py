@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from headrace.engines.llama.weights import Weights
     from headrace.kv.budget import BandBudget
     from headrace.kv.sources import Placement, SourceTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """A sequence that waits for its KV from disk, until ``until_s`` at the latest."""
+
+    sequence: LiveSequence
+    until_s: float
 
 
 class Residents:
@@ -55,6 +64,7 @@ class Residents:
         self.queue = WaitingQueue(budget.bands, knobs)
         self.waiting: dict[str, LiveSequence] = {}
         self.running: dict[str, LiveSequence] = {}
+        self.fetching: dict[str, Fetching] = {}
         self.parking = parking
         self.tiering = tiering
         self.prefix = prefix
@@ -81,6 +91,9 @@ class Residents:
 
     def get(self, request_id: str) -> LiveSequence | None:
         """The live sequence with this id."""
+        fetching = self.fetching.get(request_id)
+        if fetching is not None:
+            return fetching.sequence
         return self.waiting.get(request_id) or self.running.get(request_id)
 
     def urgent_seen_s(self, now_s: float) -> float:
@@ -91,10 +104,37 @@ class Residents:
 
     # Coming and going
 
-    def enter(self, sequence: LiveSequence, rates: ServiceRates) -> None:
-        """A new sequence begins to wait."""
-        self._wait(sequence, rates, resumed=False)
+    def enter(self, sequence: LiveSequence, rates: ServiceRates, times: SourceTimes) -> None:
+        """A new sequence begins to wait, for its KV on disk first where that is worth it."""
         self._urgent_alive += sequence.state.urgent
+        if not self._fetch(sequence, times):
+            self._wait(sequence, rates, resumed=False)
+
+    def _fetch(self, sequence: LiveSequence, times: SourceTimes) -> bool:
+        """Whether ``sequence`` waits for what is read of it from disk: not when nobody else is there, whom reading
+        would keep waiting."""
+        tiering, request = self.tiering, sequence.request
+        alone = not (self.running or self.waiting or self.fetching)
+        if tiering is None or alone or not self.reuse.can_truncate or not self.prefix.reusable(request):
+            return False
+        namespace = self.prefix.namespace(request)
+        held = self.reuse.cached_tokens(namespace, request.prompt_tokens)
+        worth_s = tiering.fetch(sequence.request_id, namespace, packed(request.prompt_tokens), held, times)
+        if worth_s is None:
+            return False
+        self.fetching[sequence.request_id] = Fetching(sequence, self._clock() + worth_s)
+        return True
+
+    def settle_fetched(self, rates: ServiceRates) -> None:
+        """Before a step: sequences whose KV has come from disk, or did not come in time, wait for a stream. So does
+        everybody when nobody else is there."""
+        if not self.fetching or self.tiering is None:
+            return
+        alone, now_s = not (self.running or self.waiting), self._clock()
+        for request_id, fetching in list(self.fetching.items()):
+            if alone or now_s >= fetching.until_s or self.tiering.tiers.fetches.ready(request_id):
+                del self.fetching[request_id]
+                self._wait(fetching.sequence, rates, resumed=False)
 
     def _wait(self, sequence: LiveSequence, rates: ServiceRates, *, resumed: bool) -> None:
         self.waiting[sequence.request_id] = sequence
@@ -135,6 +175,7 @@ class Residents:
         if self.tiering is not None and sequence.queue_wait_s is None:
             self.tiering.began(slot.band, *self.reuse.prompt(request_id))
         self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
+        self._unfetch(request_id)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
             sequence.queue_wait_s = max(0.0, now_s - sequence.request.arrived_s)
@@ -203,6 +244,7 @@ class Residents:
 
     def forget(self, sequence: LiveSequence, *, keep: bool = True) -> None:
         """Give back everything a sequence holds. ``keep``: the KV in its stream is sound and may serve others."""
+        self._unfetch(sequence.request_id)
         if self.waiting.pop(sequence.request_id, None) is not None:
             self.queue.discard(sequence.state)
             self.parking.drop(sequence.request_id)
@@ -211,6 +253,12 @@ class Residents:
             self._leave_stream(sequence, keep=keep)
         self._urgent_alive -= sequence.state.urgent
         sequence.close()
+
+    def _unfetch(self, request_id: str) -> None:
+        """What was read from disk for it is not needed any more."""
+        self.fetching.pop(request_id, None)
+        if self.tiering is not None:
+            self.tiering.tiers.fetches.release(request_id)
 
     def fail(self, sequences: list[LiveSequence], error: EngineError, outputs: list[SequenceOutput]) -> None:
         """End those of ``sequences`` that have not ended, with ``error``."""
@@ -252,7 +300,10 @@ class Residents:
             return f"{len(queued)} sequences are in the queue, {len(self.waiting)} wait"
         if set(self.reuse.waiting_ids) != set(self.waiting):
             return f"{len(self.reuse.waiting_ids)} sequences wait for KV to reuse, {len(self.waiting)} wait"
-        urgent = sum(s.state.urgent for s in [*self.waiting.values(), *self.running.values()])
+        fetching = [each.sequence for each in self.fetching.values()]
+        if any([sequence.request_id in self.waiting for sequence in fetching]):
+            return "a sequence waits for its KV and for a stream at once"
+        urgent = sum(s.state.urgent for s in [*self.waiting.values(), *self.running.values(), *fetching])
         if urgent != self._urgent_alive:
             return f"{urgent} urgent sequences are alive, {self._urgent_alive} are counted"
         owners = self.slots.owners()
@@ -280,7 +331,8 @@ class Residents:
 
     def close(self) -> None:
         """Free contexts and samplers."""
-        for sequence in [*self.waiting.values(), *self.running.values()]:
+        fetching = [each.sequence for each in self.fetching.values()]
+        for sequence in [*self.waiting.values(), *self.running.values(), *fetching]:
             self.forget(sequence)
         for context in self.contexts:
             if context is not None:

@@ -127,8 +127,8 @@ def _cells(data: Bytes, offset: int, section: Section, tokens: int) -> Bytes:
 
 
 def _alike(data: Bytes, layout: StateLayout, offset: int, tokens: int) -> Bytes | None:
-    """All sections, the first at ``offset``, as one array (section, cell, bytes), when they are of one shape; else None.
-    One copy of it is quicker than one a section, and lets other threads run."""
+    """All sections, the first at ``offset``, as one array (section, cell, bytes), when they are of one shape; else
+    None. One copy of it is quicker than one a section, and lets other threads run."""
     first, sections = layout.sections[0], layout.sections
     shape = (len(first.head), 1, first.entry_bytes)
     if any([(len(each.head), each.rows, each.entry_bytes) != shape for each in sections]):

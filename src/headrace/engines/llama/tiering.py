@@ -2,7 +2,8 @@
 
 Saving copies a stream's state out of libllama, which takes the engine's thread: about 12 ms for 1,900 tokens of a small
 model. It is done between steps, for a bounded time before each while sequences run, and freely while none does.
-Everything after the copy is a worker's (``kv.tiers.worker``).
+Everything after the copy is a worker's (``kv.tiers.worker``). Files are read between steps for as bounded a time; what
+takes longer is read beside the steps while its sequence waits (``fetch``).
 
 Which states can be cut into blocks is found out when a context is created, from one that it writes
 (``state_blocks``). Where they cannot, the stores stay empty for that context.
@@ -10,8 +11,9 @@ Which states can be cut into blocks is found out when a context is created, from
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -19,7 +21,7 @@ import numpy as np
 
 from headrace.engines.llama.state_blocks import StateLayout, join_blocks, split_state
 from headrace.errors import EngineError
-from headrace.kv.tiers.address import Fingerprint, root_address
+from headrace.kv.tiers.address import Fingerprint, Namespace, root_address
 from headrace.kv.tiers.block_tree import BlockKind
 from headrace.kv.tiers.load_times import Rate
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS, token_count
@@ -106,7 +108,7 @@ class Tiering:
         key = (kind.fingerprint, namespace)
         root = self._roots.get(key)
         if root is None:
-            root = root_address(kind.fingerprint, cast("tuple[str, str | None]", namespace))
+            root = root_address(kind.fingerprint, cast("Namespace", namespace))
             if len(self._roots) > 10_000:  # tenants come and go
                 self._roots.clear()
             self._roots[key] = root
@@ -117,14 +119,36 @@ class Tiering:
     def stored_tokens(self, namespace: Hashable, data: bytes) -> int:
         """How much of a prompt the stores could give, without its last token."""
         best = 0
-        for kind in {shape.kind.fingerprint: shape.kind for shape in self._shapes.values()}.values():
+        for kind in self._kinds():
             best = max(best, self.tiers.stored_tokens(self._root(kind, namespace), data))
         return min(best, max(0, token_count(data) - 1))
 
-    def stored(self, band: int, namespace: Hashable, data: bytes) -> list[StoredPrefix]:
-        """What a stream of ``band`` can be filled with, for the packed prompt ``data``."""
+    def stored(self, band: int, namespace: Hashable, data: bytes, *, idle: bool) -> list[StoredPrefix]:
+        """What a stream of ``band`` can be filled with, for the packed prompt ``data``. Not ``idle``: no more from disk
+        than there is time for between two steps of others."""
         shape = self._shapes.get(band)
-        return [] if shape is None else self.tiers.stored(self._root(shape.kind, namespace), data)
+        if shape is None:
+            return []
+        most_disk_s = math.inf if idle else self.spare_s
+        return self.tiers.stored(self._root(shape.kind, namespace), data, most_disk_s)
+
+    def fetch(self, name: str, namespace: Hashable, data: bytes, held_tokens: int, times: SourceTimes) -> float | None:
+        """Have what is on disk of a waiting prompt read beside the steps of others, where that is worth waiting for:
+        ``held_tokens`` of it are in a stream. Returns the time, in seconds, that computing would take instead, after
+        which waiting for the disk does not pay any more; None when nothing is read."""
+        for kind in self._kinds():
+            root = self._root(kind, namespace)
+            tokens, size = self.tiers.on_disk(root, data)
+            compute_s = times.compute_s(held_tokens, tokens) if tokens > held_tokens else 0.0
+            rates = self.tiers.times
+            if size * rates.fetch["disk"].s_per_byte <= self.spare_s:
+                continue  # quick enough to be done between two steps
+            if size * rates.beside.s_per_byte < compute_s and self.tiers.fetch(name, root, data):
+                return compute_s
+        return None
+
+    def _kinds(self) -> Iterable[BlockKind]:
+        return {shape.kind.fingerprint: shape.kind for shape in self._shapes.values()}.values()
 
     def began(self, band: int, namespace: Hashable, data: bytes) -> None:
         """A sequence with the packed prompt ``data`` runs for the first time."""
@@ -250,11 +274,13 @@ class Tiering:
             disk_blocks=store.disk_blocks,
             queued=tiers.queued,
             queued_bytes=tiers.queued_bytes,
+            fetched_bytes=tiers.fetches.bytes,
             ram_hit_tokens=totals.ram_hit_tokens,
             disk_hit_tokens=totals.disk_hit_tokens,
             stored=totals.stored,
             deduplicated=totals.deduplicated,
             written=totals.written,
+            fetched=totals.fetched,
             ram_evicted=totals.ram_evicted,
             disk_evicted=totals.disk_evicted,
             copy_s=self.copy_s,

@@ -64,11 +64,15 @@ def weights_identity(path: Path) -> bytes:
     return state.digest()
 
 
-def root_address(fingerprint: bytes, namespace: tuple[str, str | None], digest: Digest = blake2b) -> bytes:
-    """The address that the first blocks of (adapter, tenant) hang on. The tenant's name cannot be read from it."""
-    adapter, tenant = namespace
-    owner = b"all" if tenant is None else b"tenant:" + tenant.encode()
-    return digest(_fields(b"root", fingerprint, adapter.encode(), owner))
+Namespace = tuple[str, str, str | None]
+"""Who shares: adapter, kind of sharing, and the tenant (None: nobody in particular)."""
+
+
+def root_address(fingerprint: bytes, namespace: Namespace, digest: Digest = blake2b) -> bytes:
+    """The address that the first blocks of a namespace hang on. The tenant's name cannot be read from it."""
+    adapter, sharing, tenant = namespace
+    owner = b"" if tenant is None else b"tenant:" + tenant.encode()
+    return digest(_fields(b"root", fingerprint, adapter.encode(), sharing.encode(), owner))
 
 
 def child_address(parent: bytes, tokens: bytes, digest: Digest = blake2b) -> bytes:

@@ -23,8 +23,9 @@ USES_FOR_DISK = 2
 
 @dataclass(slots=True)
 class TierTotals:
-    """Since the start. ``bad`` counts blocks that were dropped because they could not be used, by reason; ``unsaved``
-    what never got in, by reason (``queue_full``, ``worth_less``, ``no_time``, ``write_failed``), in blocks."""
+    """Since the start. ``fetched`` counts blocks that were read beside the steps, for sequences that waited; ``bad``
+    blocks that were dropped because they could not be used, by reason; ``unsaved`` what never got in, by reason
+    (``queue_full``, ``worth_less``, ``no_time``, ``write_failed``), in blocks."""
 
     ram_hit_tokens: int = 0
     disk_hit_tokens: int = 0
@@ -33,6 +34,7 @@ class TierTotals:
     stored: int = 0
     deduplicated: int = 0
     written: int = 0
+    fetched: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     unsaved: dict[str, int] = field(default_factory=dict)
 

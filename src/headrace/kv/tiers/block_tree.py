@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from headrace.kv.tiers.address import Digest, blake2b, child_address
 from headrace.kv.tiers.codec import Payload
-from headrace.kv.tiers.planes import Run
+from headrace.kv.tiers.planes import Bytes, Run
 from headrace.kv.token_blocks import BLOCK_BYTES, block_at
 
 
@@ -46,6 +46,8 @@ class BlockNode:
         "compute_s",
         "depth",
         "disk",
+        "fetched",
+        "fetches",
         "group",
         "kind",
         "pack_tried",
@@ -66,6 +68,9 @@ class BlockNode:
         self.children: dict[bytes, BlockNode] = {}
         self.ram: Payload | None = None
         self.disk: DiskRecord | None = None
+        self.fetched: Bytes | None = None
+        """Its raw bytes, for those of its ``fetches`` that have not been released."""
+        self.fetches = 0
         self.busy = 0
         self.pack_tried = False
         self.pending_uid: bytes | None = None
@@ -74,6 +79,11 @@ class BlockNode:
         self.uses = 1
         self.used_s = 0.0
         self.compute_s = 0.0
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether its bytes are in memory."""
+        return self.ram is not None or self.fetched is not None
 
     @property
     def stored(self) -> bool:
@@ -98,6 +108,10 @@ class BlockTree:
     def find_root(self, address: bytes) -> BlockNode | None:
         """The root at ``address``, None when there is none."""
         return self._roots.get(address)
+
+    def roots(self) -> list[BlockNode]:
+        """The root of every namespace."""
+        return list(self._roots.values())
 
     def stored_prefix(self, root_address: bytes, data: bytes) -> list[BlockNode]:
         """The blocks of the packed tokens ``data``, from the first on, as far as their bytes can be had."""

@@ -105,3 +105,26 @@ def measure_disk(folder: Path, clock: Callable[[], float] = time.perf_counter) -
         if len(file.read()) == _DISK_SAMPLE_BYTES:
             return _DISK_SAMPLE_BYTES / max(1e-9, clock() - started_s)
     return None
+
+
+@dataclass(slots=True)
+class Codecs:
+    """What was measured here, and what it says. ``compute_s_per_byte`` is what the model was last seen to take."""
+
+    rule: CodecRule
+    speeds: tuple[CodecSpeed, ...] = ()
+    disk_bytes_per_s: float | None = None
+    compute_s_per_byte: float = 0.0
+
+    def for_ram(self) -> Codec:
+        """How blocks in RAM are packed, if they are."""
+        return self._choose(float("inf"))
+
+    def for_disk(self) -> Codec:
+        """How files are."""
+        return self._choose(self.disk_bytes_per_s or float("inf"))
+
+    def _choose(self, tier_bytes_per_s: float) -> Codec:
+        return choose_codec(
+            self.rule, self.speeds, tier_bytes_per_s=tier_bytes_per_s, compute_s_per_byte=self.compute_s_per_byte
+        )

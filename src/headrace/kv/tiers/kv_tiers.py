@@ -1,15 +1,15 @@
 """The stores at work: blocks come in from streams, go to disk, and come back.
 
-The engine's thread owns all accounts and calls every method. What takes time goes to a worker (``worker``): cutting a
-state into blocks, packing, files. Loading is the exception: a sequence waits for it, and nothing is gained by handing
-it over.
+The engine's thread owns all accounts and calls every method. What takes time goes to workers (``worker``): cutting a
+state into blocks, packing, files. ``load`` is for when nobody else waits, or for little; ``fetch`` brings what is on
+disk to RAM beside the steps first.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,16 +19,20 @@ import numpy as np
 from headrace.kv.group_chance import HALF_LIFE_S
 from headrace.kv.sources import StoredPrefix
 from headrace.kv.tiers.address import Digest, blake2b
-from headrace.kv.tiers.block_file import HEADER_BYTES, ROOT_UID, Bad, BlockHeader, checksum, decode_block, encode_header
+from headrace.kv.tiers.adopt import adopt
+from headrace.kv.tiers.block_file import HEADER_BYTES, ROOT_UID, Bad
 from headrace.kv.tiers.block_store import USES_FOR_DISK, BlockStore
 from headrace.kv.tiers.block_tree import BlockKind, BlockNode, DiskRecord
 from headrace.kv.tiers.codec import Codec, Payload, pack, unpack
-from headrace.kv.tiers.codec_choice import CodecSpeed, choose_codec, measure_codecs, measure_disk, sample
+from headrace.kv.tiers.codec_choice import Codecs, measure_codecs, measure_disk, sample
 from headrace.kv.tiers.codec_rule import CodecRule
 from headrace.kv.tiers.disk import BlockFolder, FoundFile
+from headrace.kv.tiers.families import Family, families
+from headrace.kv.tiers.fetches import Fetches, read_block
 from headrace.kv.tiers.load_times import Form, LoadTimes, form_of
 from headrace.kv.tiers.planes import Bytes
 from headrace.kv.tiers.worker import Job, Worker
+from headrace.kv.tiers.writing import write_block
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 
 WRITE_PAUSE_S: Final = 30.0
@@ -40,17 +44,19 @@ _INFINITE: Final = float("inf")
 @dataclass(frozen=True, slots=True)
 class TierSettings:
     """``disk_bytes`` matters only with a folder. Contexts of more than ``compress_threshold_tokens`` are packed when
-    they come in, others when they are cold."""
+    they come in, others when they are cold. ``fetched_bytes`` is what may be in memory, or on its way there, for
+    sequences that wait for it, besides one of any size."""
 
     ram_bytes: int
     disk_bytes: int = 0
     compress_threshold_tokens: int = 8192
     codec: CodecRule = "auto"
+    fetched_bytes: int = 256 * 2**20
 
 
 class KvTiers:
-    """Blocks in RAM and, with a ``folder``, on disk. ``clock`` is monotonic; ``new_uid`` makes 16 bytes that no file
-    had before."""
+    """Blocks in RAM and, with a ``folder``, on disk. ``reader`` does what somebody waits for (None: the ``worker`` does
+    that, too). ``clock`` is monotonic; ``new_uid`` makes 16 bytes that no file had before."""
 
     def __init__(
         self,
@@ -58,6 +64,7 @@ class KvTiers:
         worker: Worker,
         folder: BlockFolder | None = None,
         *,
+        reader: Worker | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         new_uid: Callable[[], bytes] = lambda: os.urandom(16),
@@ -67,6 +74,7 @@ class KvTiers:
         """``measured``: find out at once, beside everything else, how fast codecs and disk are."""
         self._settings = settings
         self._worker = worker
+        self._reader = worker if reader is None else reader
         self._folder = folder
         self._clock = clock
         self._wall_clock = wall_clock
@@ -80,12 +88,11 @@ class KvTiers:
             disk_load_s=lambda: self.times.block_from_disk_s(self._raw_bytes),
             digest=digest,
         )
+        self.fetches = Fetches(self.store, self._reader, clock, self.times.beside, settings.fetched_bytes)
         self._kinds: dict[bytes, BlockKind] = {}
         self._scanned: set[bytes] = set()
         self._foreign: list[tuple[Path, int]] = []
-        self._speeds: tuple[CodecSpeed, ...] = ()
-        self._disk_bytes_per_s: float | None = None
-        self._compute_s_per_byte = 0.0
+        self.codecs = Codecs(settings.codec)
         self._pause_until_s = -_INFINITE
         if measured:
             self._measure()
@@ -101,12 +108,12 @@ class KvTiers:
 
         def finish(result: object) -> None:
             assert isinstance(result, tuple)
-            self._speeds, self._disk_bytes_per_s = result
-            for speed in self._speeds:
+            self.codecs.speeds, self.codecs.disk_bytes_per_s = result
+            for speed in self.codecs.speeds:
                 if speed.codec is Codec.ZSTD_PLANES:
                     self.times.fetch["packed"].s_per_byte = 1 / speed.unpack_bytes_per_s
-                    if self._disk_bytes_per_s is not None:
-                        self.times.fetch["disk"].s_per_byte = speed.load_s_per_byte(self._disk_bytes_per_s)
+                    if self.codecs.disk_bytes_per_s is not None:
+                        self.times.fetch["disk"].s_per_byte = speed.load_s_per_byte(self.codecs.disk_bytes_per_s)
 
         self._worker.submit(Job(work, finish))
 
@@ -126,55 +133,10 @@ class KvTiers:
             assert isinstance(result, tuple)
             found, others = result
             self._foreign = others
-            self._adopt(kind, found)
+            self._remove_files(adopt(self.store, kind, found, self._found_used_s))
             self._scanned.add(kind.fingerprint)
 
         self._worker.submit(Job(lambda: (folder.scan(kind.fingerprint), folder.others(known)), finish))
-
-    def _adopt(self, kind: BlockKind, found: Sequence[FoundFile]) -> None:
-        """Take the files of an earlier run over, parents first. Those that cannot be used are removed."""
-        by_address: dict[bytes, BlockNode] = {}
-        for file in found:
-            header = file.header
-            problem = self._adopt_one(kind, header, file, by_address) if isinstance(header, BlockHeader) else header
-            if problem is not None:
-                self.store.totals.count_bad(problem.reason)
-                self._remove_file(file.path)
-
-    def _adopt_one(
-        self, kind: BlockKind, header: BlockHeader, file: FoundFile, by_address: dict[bytes, BlockNode]
-    ) -> Bad | None:
-        store = self.store
-        if header.runs != kind.runs:
-            return Bad("length")
-        if header.depth == 0:
-            if header.parent_uid != ROOT_UID:
-                return Bad("orphan")
-            parent = store.tree.root(kind, header.parent)
-        else:
-            above = by_address.get(header.parent)
-            if above is None or above.disk is None or above.disk.uid != header.parent_uid:
-                return Bad("orphan")
-            if above.depth + 1 != header.depth:
-                return Bad("orphan")
-            parent = above
-        if store.disk_bytes + file.file_bytes > store.disk_quota_bytes:
-            store.totals.disk_evicted += 1
-            self._remove_file(file.path)
-            store.tree.prune(parent)
-            return None
-        node = store.found(
-            parent,
-            header.tokens,
-            DiskRecord(header.uid, file.file_bytes),
-            compute_s=header.compute_s,
-            used_s=self._found_used_s(file),
-        )
-        if node is None:
-            store.tree.prune(parent)
-            return Bad("collision")
-        by_address[header.address] = node
-        return None
 
     def _found_used_s(self, file: FoundFile) -> float:
         """On this run's clock, when the file was last written: all that is known of its use."""
@@ -186,17 +148,22 @@ class KvTiers:
         """How many of the packed tokens ``data`` can be loaded, in whole blocks."""
         return KV_BLOCK_TOKENS * len(self.store.tree.stored_prefix(root, data))
 
-    def stored(self, root: bytes, data: bytes) -> list[StoredPrefix]:
+    def stored(self, root: bytes, data: bytes, most_disk_s: float = _INFINITE) -> list[StoredPrefix]:
         """What of the packed tokens ``data`` can be loaded, and at what cost: up to every block after which they come
-        from somewhere else."""
+        from somewhere else, and no further than reading files takes ``most_disk_s``."""
         nodes = self.store.tree.stored_prefix(root, data)
         found: list[StoredPrefix] = []
-        load_s, from_disk = 0.0, False
+        load_s = disk_s = 0.0
+        from_disk = False
         for index, node in enumerate(nodes):
             load_s += self.times.load_s([node])
-            from_disk = from_disk or node.ram is None
+            if not node.at_hand:
+                from_disk = True
+                disk_s += self.times.block_from_disk_s(node.kind.raw_bytes)
+                if disk_s > most_disk_s:
+                    break
             following = nodes[index + 1] if index + 1 < len(nodes) else None
-            if following is None or (following.ram is None) != (node.ram is None):
+            if following is None or following.at_hand != node.at_hand:
                 found.append(StoredPrefix("disk" if from_disk else "ram", (index + 1) * KV_BLOCK_TOKENS, load_s))
         return found
 
@@ -217,7 +184,7 @@ class KvTiers:
             size, so_far_s = took_s.get(form, (0, 0.0))
             took_s[form] = (size + len(block), so_far_s + self._clock() - started_s)
             blocks.append(block)
-            if form == "disk":
+            if node.ram is None:
                 fetched.append((node, block))
                 totals.disk_hit_tokens += KV_BLOCK_TOKENS
             else:
@@ -235,17 +202,25 @@ class KvTiers:
         if node.ram is not None:
             raw = unpack(node.ram, node.kind.runs)
             return Bad("payload_checksum") if raw is None else raw
-        assert self._folder is not None and node.disk is not None and node.parent is not None
-        data = self._folder.read(node.kind.fingerprint, node.address)
-        if data is None:
-            return Bad("unreadable")
-        decoded = decode_block(data, node.kind.fingerprint, runs=node.kind.runs, digest=self._digest)
-        if isinstance(decoded, Bad):
-            return decoded
-        header, raw = decoded
-        if header.tokens != node.tokens or header.parent != node.parent.address or header.uid != node.disk.uid:
-            return Bad("collision")
-        return raw
+        if node.fetched is not None:
+            return node.fetched
+        assert self._folder is not None
+        return read_block(self._folder, node, self._digest)()
+
+    def on_disk(self, root: bytes, data: bytes) -> tuple[int, int]:
+        """How many of the packed tokens ``data`` can be loaded, and the raw bytes of their blocks that are on disk
+        alone."""
+        nodes = self.store.tree.stored_prefix(root, data)
+        return len(nodes) * KV_BLOCK_TOKENS, sum([node.kind.raw_bytes for node in nodes if not node.at_hand])
+
+    def fetch(self, name: str, root: bytes, data: bytes) -> bool:
+        """Read those blocks beside the steps, for ``name``. False when too much is read for others, or nothing is to be
+        read."""
+        folder, nodes = self._folder, self.store.tree.stored_prefix(root, data)
+        wanted = [node for node in nodes if not node.at_hand]
+        if folder is None or not wanted:
+            return False
+        return self.fetches.begin(name, wanted, [read_block(folder, node, self._digest) for node in wanted])
 
     def began(self, root: bytes, data: bytes) -> None:
         """A sequence with the packed tokens ``data`` as its prompt has begun. Blocks that are used for the second time
@@ -287,9 +262,9 @@ class KvTiers:
             return True
         codec = Codec.RAW
         seconds = [compute_s(depth) for depth in range(first, len(blocks))]
-        self._compute_s_per_byte = sum(seconds) / len(seconds) / kind.raw_bytes
+        self.codecs.compute_s_per_byte = sum(seconds) / len(seconds) / kind.raw_bytes
         if context_tokens > self._settings.compress_threshold_tokens:
-            codec = self._codec(_INFINITE)
+            codec = self.codecs.for_ram()
         nodes = self.store.hold(kind, root, list(blocks), first)
         now_s = self._clock()
         for node, again_s in zip(nodes, seconds, strict=True):
@@ -319,14 +294,6 @@ class KvTiers:
         """Have the worker do something of the caller's, if it has room for it."""
         self._worker.submit(Job(work, finish))
 
-    def _codec(self, tier_bytes_per_s: float) -> Codec:
-        return choose_codec(
-            self._settings.codec,
-            self._speeds,
-            tier_bytes_per_s=tier_bytes_per_s,
-            compute_s_per_byte=self._compute_s_per_byte,
-        )
-
     # ------------------------------------------------------------------------------------------------ to disk
 
     def _write(self, node: BlockNode) -> None:
@@ -340,8 +307,8 @@ class KvTiers:
             if above.disk is None and above.pending_uid is None:
                 return
             parent_uid = above.disk.uid if above.disk is not None else above.pending_uid or ROOT_UID
-        uid, kind, node_compute_s = self._new_uid(), node.kind, node.compute_s
-        reserved = kind.raw_bytes + HEADER_BYTES
+        uid = self._new_uid()
+        reserved = node.kind.raw_bytes + HEADER_BYTES
         self._make_room_among_foreign(reserved)
         if not self.store.reserve(node, reserved):
             return
@@ -350,29 +317,7 @@ class KvTiers:
             self.store.unreserve(node, reserved, "queue_full")
             return  # it might be removed after it was written
         node.pending_uid = uid
-        codec = self._codec(self._disk_bytes_per_s or _INFINITE)
-
-        def work() -> object:
-            stored = payload
-            if codec is not Codec.RAW and payload.codec is Codec.RAW:
-                stored = pack(payload.data, codec, kind.runs)
-            header = BlockHeader(
-                kind.fingerprint,
-                above.address,
-                node.address,
-                uid,
-                parent_uid,
-                node.depth,
-                node.tokens,
-                kind.runs,
-                stored.codec,
-                stored.raw_bytes,
-                stored.stored_bytes,
-                node_compute_s,
-                checksum(stored.data.data),
-            )
-            written = folder.write(kind.fingerprint, node.address, encode_header(header), stored.data.data)
-            return header.file_bytes if written else None
+        work = write_block(folder, node, payload, self.codecs.for_disk(), uid=uid, parent_uid=parent_uid)
 
         def finish(result: object) -> None:
             node.pending_uid = None
@@ -392,31 +337,33 @@ class KvTiers:
         """Files of other models go before any of this one's."""
         store = self.store
         foreign = sum([each for _, each in self._foreign])
+        removed: list[Path] = []
         while self._foreign and store.disk_bytes + store.reserved_bytes + foreign + size > store.disk_quota_bytes:
             path, freed = self._foreign.pop(0)
             foreign -= freed
-            self._remove_file(path)
+            removed.append(path)
+        self._remove_files(removed)
 
-    def _remove_file(self, path: Path) -> None:
-        """Beside the steps. One that finds no place in the queue is found again by the next run."""
-        folder = self._folder
-        if folder is not None:
-            self._worker.submit(_removal(folder, path))
+    def _remove_files(self, paths: Sequence[Path]) -> None:
+        """Beside the steps. What finds no place in the queue is found again by the next run."""
+        if self._folder is not None and paths:
+            self._worker.submit(_removal(self._folder, paths))
 
     def _remove_doomed(self) -> None:
-        """Hand over what is off the account, as far as the queue takes it."""
+        """Hand over what is off the account, if the queue takes it."""
         folder, doomed = self._folder, self.store.doomed
-        while doomed and folder is not None:
-            path = folder.block_path(*doomed[0])
-            if not self._worker.submit(_removal(folder, path)):
-                return
-            doomed.pop(0)
+        if folder is None or not doomed:
+            return
+        if self._worker.submit(_removal(folder, [folder.block_path(*each) for each in doomed])):
+            doomed.clear()
 
     # ------------------------------------------------------------------------------------------- between steps
 
     def advance(self) -> None:
-        """Take in what the worker has done, and give it what there is to do. Quick."""
+        """Take in what the workers have done, and give them what there is to do. Quick."""
         self._worker.poll()
+        if self._reader is not self._worker:
+            self._reader.poll()
         self._remove_doomed()
         self._pack_cold()
 
@@ -425,7 +372,7 @@ class KvTiers:
         if self._worker.waiting or 2 * self.store.ram_bytes < self.store.ram_quota_bytes:
             return
         node = self.store.coldest_raw(self._clock(), COLD_AFTER_S)
-        codec = self._codec(_INFINITE)
+        codec = self.codecs.for_ram()
         if node is None or node.ram is None or codec is Codec.RAW:
             return
         payload, cold = node.ram, node
@@ -443,8 +390,8 @@ class KvTiers:
 
     @property
     def working(self) -> bool:
-        """Whether the worker has something to do or to hand over."""
-        return self._worker.waiting > 0
+        """Whether the workers have something to do or to hand over."""
+        return self._worker.waiting > 0 or self._reader.waiting > 0
 
     @property
     def queued(self) -> int:
@@ -459,14 +406,25 @@ class KvTiers:
     def close(self, timeout_s: float = 2.0) -> None:
         """Finish what can be in ``timeout_s``, and let the folder go."""
         self.advance()
+        if self._reader is not self._worker:
+            self._reader.close(timeout_s)
         self._worker.close(timeout_s)
         if self._folder is not None:
             self._folder.close()
 
+    def families(self) -> Iterator[Family]:
+        """What is stored, by the first block of its sequences."""
+        return families(self.store.tree, self.times)
+
     def check_integrity(self) -> str | None:
         """None when every account agrees; else what is wrong."""
-        return self.store.check_integrity()
+        return self.store.check_integrity() or self.fetches.check_integrity()
 
 
-def _removal(folder: BlockFolder, path: Path) -> Job:
-    return Job(lambda: folder.remove_file(path), lambda _result: None)
+def _removal(folder: BlockFolder, paths: Sequence[Path]) -> Job:
+    def work() -> object:
+        for path in paths:
+            folder.remove_file(path)
+        return None
+
+    return Job(work, lambda _result: None)

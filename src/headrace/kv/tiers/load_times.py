@@ -9,7 +9,7 @@ from typing import Final, Literal
 from headrace.kv.tiers.block_tree import BlockNode
 
 Form = Literal["raw", "packed", "disk"]
-"""A block in RAM as it is, in RAM packed, or in a file."""
+"""A block in memory as it is, in RAM packed, or in a file."""
 
 _MEMORY: Final = 0.3
 
@@ -28,9 +28,9 @@ class Rate:
 
 def form_of(node: BlockNode) -> Form:
     """How a stored block would come."""
-    if node.ram is None:
-        return "disk"
-    return "packed" if node.ram.codec else "raw"
+    if node.ram is not None:
+        return "packed" if node.ram.codec else "raw"
+    return "disk" if node.fetched is None else "raw"
 
 
 @dataclass(slots=True)
@@ -42,6 +42,8 @@ class LoadTimes:
         default_factory=lambda: {"raw": Rate(0.0), "packed": Rate(1 / 700e6), "disk": Rate(1 / 300e6)}
     )
     join: Rate = field(default_factory=lambda: Rate(1 / 1500e6))
+    beside: Rate = field(default_factory=lambda: Rate(1 / 100e6))
+    """A file, read beside steps by a thread that they come before."""
 
     def load_s(self, nodes: Sequence[BlockNode]) -> float:
         """Predicted time for all of ``nodes``."""

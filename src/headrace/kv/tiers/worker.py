@@ -1,4 +1,4 @@
-"""Work beside the steps: packing, writing and reading files, in one thread.
+"""Work beside the steps: packing, writing and reading files, each in one thread.
 
 The engine's thread hands jobs in and, between steps, takes their results. A job gets all it needs and touches nothing
 of the engine's; ``finish`` runs in the engine's thread. The thread is of a low priority. Not of the lowest: beside
@@ -21,6 +21,8 @@ MOST_JOBS: Final = 4096
 NICENESS: Final = 10
 """Measured on 2 cores that compute all the time (``benchmarks.kv_tiers --steps``, steps of 7.6 ms, p99 11.3): with 19,
 44 MB are not packed and written within 6 s, p99 12.3; with 10 in 0.9 s, p99 13.7; with 5 in 0.3 s, p99 16.1."""
+READING_NICENESS: Final = 5
+"""Of a thread that somebody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,9 @@ class Worker(Protocol):
 class ThreadWorker:
     """One thread. Made, polled and closed by the engine's thread."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, niceness: int = NICENESS) -> None:
         self._most_bytes = most_bytes
+        self._niceness = niceness
         self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Job, object, BaseException | None]] = queue.SimpleQueue()
         self._waiting = 0
@@ -117,7 +120,7 @@ class ThreadWorker:
         self.poll()
 
     def _run(self) -> None:
-        _step_back()
+        _step_back(self._niceness)
         while not self._stop.is_set():
             job = self._todo.get()
             if job is None:
@@ -130,9 +133,10 @@ class ThreadWorker:
                 self._done.put((job, result, None))
 
 
-def _step_back() -> None:
-    """Give this thread about a tenth of a core that somebody else wants, where the system has priorities for threads."""
+def _step_back(niceness: int) -> None:
+    """Leave cores that others want to them, as far as ``niceness`` goes (with 10 a tenth of one is left for this
+    thread), where the system has priorities for threads."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + niceness))
