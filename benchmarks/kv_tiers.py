@@ -10,6 +10,9 @@ Texts are compared, too. KV from a store is, bit for bit, the KV that was stored
 computed in chunks that begin elsewhere, which rounds differently, so that a text may turn at a near tie: where one
 does, the table says how far apart the two likeliest tokens were (nats).
 
+With ``--exact`` everything is computed token by token, in every engine, so that calls have the same shapes: then the
+texts must be the same, and the benchmark fails where one is not. Times say little there.
+
 With ``--steps``, instead: how long the steps of a decoding sequence take while another one's blocks are packed and
 written, beside those while nothing is stored, and the step before which they were copied out.
 """
@@ -37,6 +40,7 @@ from headrace.kv.sources import SourceKind
 from headrace.kv.token_blocks import packed
 from headrace.messages.engine import SamplingParams, Start, Submit, TierPlan
 from headrace.models.store import resolve
+from headrace.scheduling.knobs import SchedulingKnobs
 
 STREAMS = 1
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -95,10 +99,12 @@ class Setting:
     prompt_tokens: int
     question_tokens: int
     answer_tokens: int
+    exact: bool = False
 
     def core(self, folder: Path | None) -> EngineCore:
         """An engine with stores, or, without a ``folder``, without anything to reuse."""
         plan = None if folder is None else TierPlan(1 << 30, str(folder), 4 << 30)
+        knobs = SchedulingKnobs(step_tokens=1, max_prefill_tokens=1) if self.exact else SchedulingKnobs()
         context = self.prompt_tokens + self.question_tokens + 2 * self.answer_tokens + 64
         return build(
             Start(
@@ -108,6 +114,7 @@ class Setting:
                 threads=self.threads,
                 prefix_cache=plan is not None,
                 kv_tiers=plan,
+                scheduling=knobs,
                 self_measure=False,
             )
         ).core
@@ -170,6 +177,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--question-tokens", type=int, default=20)
     parser.add_argument("--answer-tokens", type=int, default=24)
+    parser.add_argument("--exact", action="store_true", help="token by token: texts must be the same")
     parser.add_argument("--steps", action="store_true", help="measure steps beside packing and writing instead")
     parser.add_argument("--threads", type=int, default=usable_cores())
     options = parser.parse_args()
@@ -179,6 +187,7 @@ def main() -> None:
         options.prompt_tokens,
         options.question_tokens,
         options.answer_tokens,
+        options.exact,
     )
     if options.steps:
         measure_steps(setting, options.rounds)
@@ -200,6 +209,8 @@ def main() -> None:
         same = sum([answer.tokens == computed.tokens for answer, computed in pairs])
         cached = statistics.median([answer.cached_tokens for answer, _ in pairs])
         gaps = [gap for answer, computed in pairs if (gap := _gap_at_difference(answer, computed)) is not None]
+        if options.exact and same < len(rounds):
+            raise SystemExit(f"{way}: {len(rounds) - same} texts differ from computing all")
         rows.append(
             [
                 way,
@@ -225,7 +236,7 @@ def main() -> None:
         "kv_tiers",
         f"python -m benchmarks.kv_tiers --rounds {options.rounds} --prompt-tokens {options.prompt_tokens} "
         f"--question-tokens {options.question_tokens} --answer-tokens {options.answer_tokens} "
-        f"--threads {options.threads}",
+        f"--threads {options.threads}{' --exact' if options.exact else ''}",
         [
             "beginning",
             "TTFT ms, second turn",

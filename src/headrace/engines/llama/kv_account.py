@@ -17,19 +17,13 @@ MOST_FAMILIES: Final = 100
 
 
 def kv_limits(residents: Residents, bytes_per_token: int) -> KvLimits:
-    """What streams and parking hold at most."""
-    return KvLimits(
-        [(band.max_context_tokens, band.max_sequences) for band in residents.bands],
-        bytes_per_token,
-        {"ram": residents.parking.limit_bytes} | _store_limits(residents.tiering),
-    )
-
-
-def _store_limits(tiering: Tiering | None) -> dict[KvPlace, int | None]:
-    if tiering is None:
-        return {}
-    store = tiering.tiers.store
-    return {"stored_ram": store.ram_quota_bytes, "stored_disk": store.disk_quota_bytes}
+    """What streams, parking and the stores hold at most."""
+    limits: dict[KvPlace, int | None] = {"ram": residents.parking.limit_bytes}
+    if residents.tiering is not None:
+        store = residents.tiering.tiers.store
+        limits |= {"stored_ram": store.ram_quota_bytes, "stored_disk": store.disk_quota_bytes}
+    streams = [(band.max_context_tokens, band.max_sequences) for band in residents.bands]
+    return KvLimits(streams, bytes_per_token, limits)
 
 
 def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -> KvAccount:
