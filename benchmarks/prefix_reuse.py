@@ -4,8 +4,8 @@ Some people talk at once, each turn right after the answer to the one before; al
 a system prompt and questions of its own, so that nothing is left of the round before; on and off take turns, so that a
 drifting machine hits both. The engine's own core runs the steps, with the default strategy.
 
-With ``--stores`` the prefix cache is on in both, and the store in RAM on in one: with more people than streams, what one
-of them left in a stream is gone when the next turn comes.
+With ``--stores`` the prefix cache is on in both, and the store in RAM on in one: with more people than streams, what
+one of them left in a stream is gone when the next turn comes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.models.tiny import make_tiny_gguf
 
 CONTEXT_TOKENS = 2048
 STREAMS = 16
-FIRST_TOKEN, TOKENS = 300, 40_000
+FIRST_TOKEN, TOKENS = 300, {"smollm2": 40_000, "tiny": 500}
 """Prompts are of random tokens: the KV does not care what they say, and nothing repeats by chance."""
 
 
@@ -42,6 +42,8 @@ class Shape:
     system_tokens: int
     question_tokens: int
     answer_tokens: int
+    tokens: int
+    """Prompts are of tokens from ``FIRST_TOKEN`` to this one."""
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ def talk(core: EngineCore, shape: Shape, seed: int) -> Round:
     found = Round([[] for _ in range(shape.turns)])
 
     def words(count: int) -> list[int]:
-        return [randomness.randrange(FIRST_TOKEN, TOKENS) for _ in range(count)]
+        return [randomness.randrange(FIRST_TOKEN, shape.tokens) for _ in range(count)]
 
     system = words(shape.system_tokens)
     questions = [[words(shape.question_tokens) for _ in range(shape.turns)] for _ in range(shape.people)]
@@ -151,7 +153,14 @@ def main() -> None:
     if options.turns < 2:
         parser.error("--turns must be at least 2: what follows the first turn is compared")
 
-    shape = Shape(options.people, options.turns, options.system_tokens, options.question_tokens, options.answer_tokens)
+    shape = Shape(
+        options.people,
+        options.turns,
+        options.system_tokens,
+        options.question_tokens,
+        options.answer_tokens,
+        TOKENS[options.model],
+    )
     with tempfile.TemporaryDirectory(prefix="prefix-reuse-") as folder:
         model = str(make_tiny_gguf(Path(folder) / "tiny.gguf") if options.model == "tiny" else resolve("smollm2"))
         compare(model, shape, options)
