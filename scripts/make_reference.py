@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import click
@@ -32,6 +33,15 @@ from headrace.bench.records import RequestRecord
 from headrace.cli.main import main as command_line
 from headrace.config.environment import variables
 from headrace.config.fields import notes
+from headrace.config.groups import (
+    DnsConfig,
+    FleetConfig,
+    GroupConfig,
+    ProbeConfig,
+    ReplicaConfig,
+    RetryConfig,
+    TimeoutConfig,
+)
 from headrace.config.problems import dotted
 from headrace.config.schema import (
     BandConfig,
@@ -45,8 +55,20 @@ from headrace.config.schema import (
     Tenant,
     TunerConfig,
 )
+from headrace.control.breaker import BreakerConfig
+from headrace.control.concurrency import LimitBounds
+from headrace.engines.fleet.fleet import Fleet
+from headrace.engines.fleet.group import Group
+from headrace.engines.fleet.replica import Replica, ReplicaSpec
+from headrace.engines.remote.connection import Address
+from headrace.engines.remote.engine import RemoteEngine, RemoteSettings
+from headrace.engines.remote.exposition import EngineFigures
 from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 from headrace.messages.engine import EngineLoad
+from headrace.routing.decide import RouteSettings
+from headrace.routing.health import Health, HealthSettings
+from headrace.routing.prefix_index import PrefixIndex
+from headrace.telemetry.fleet_metrics import FleetCollector
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.moment import Sources
 from headrace.telemetry.timing import RequestTiming
@@ -65,9 +87,17 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
     ("engine.scheduling", SchedulingConfig),
     ("control", ControlConfig),
     ("control.tuner", TunerConfig),
+    ("fleet", FleetConfig),
+    ("groups.NAME", GroupConfig),
+    ("groups.NAME.replicas[]", ReplicaConfig),
+    ("groups.NAME.dns[]", DnsConfig),
+    ("groups.NAME.timeouts", TimeoutConfig),
+    ("groups.NAME.health", ProbeConfig),
+    ("groups.NAME.retry", RetryConfig),
     ("lanes.NAME", Lane),
     ("lanes.NAME.slo", SLO),
     ("lanes.NAME.fallback", Fallback),
+    ("lanes.NAME.breaker", BreakerConfig),
     ("lanes.NAME.match", LaneMatch),
     ("tenants.NAME", Tenant),
 )
@@ -80,6 +110,7 @@ _REQUEST_HEADERS: Final = {
     "x-headrace-lane": "The lane. Wins over every other rule; an unknown name is 400, one not allowed 403.",
     "x-real-ip": "As x-forwarded-for.",
     "x-request-id": "Comes back on the response and stands in the log; made up when absent.",
+    "x-session-id": "The conversation that a request belongs to; it stays on one replica while that is cheaper.",
     "x-slo-tpot-ms": "This request's own TPOT target in milliseconds; tightens the lane's, never loosens it.",
     "x-slo-ttft-ms": "This request's own TTFT target in milliseconds; tightens the lane's, never loosens it.",
     "x-tenant-id": "The tenant, while no tenant has keys and `server.trust_tenant_header` is on.",
@@ -88,7 +119,8 @@ _RESPONSE_HEADERS: Final = {
     "retry-after": "With 429 and 503: seconds until it is worth trying again; for 429 the predicted time.",
     "www-authenticate": "With 401: `Bearer`.",
     "x-accel-buffering": "`no` on streams: asks proxies not to hold them back.",
-    "x-headrace-degraded": "What the answer was limited to because the full one would have come too late.",
+    "x-headrace-degraded": "What the answer was limited to because the full one would have come too late, or who gave"
+    " it in degraded mode: `group=NAME` (the fallback) or `slow`.",
     "x-headrace-ignored": "Request fields that were ignored (`server.unsupported_params: ignore`).",
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
@@ -286,7 +318,33 @@ def _observed() -> Any:
     found.tuner_earned(1.0)
     found.step_ended(load)
     found.knobs_changed(["KNOB"])
+    found.watch_fleet(_observed_fleet())
     return found.registry
+
+
+def _observed_fleet() -> FleetCollector:
+    """A fleet's metrics with one replica, of which everything is known."""
+    fleet = Fleet(Config())
+    group = Group(
+        "GROUP",
+        GroupConfig(),
+        clock=lambda: 0.0,
+        randomness=Random(0),
+        settings=RouteSettings(),
+        index=PrefixIndex(),
+        session_memory_s=0.0,
+    )
+    engine = RemoteEngine(RemoteSettings(Address("HOST", 1)))
+    health, bounds = Health(HealthSettings()), LimitBounds(1, 1)
+    replica = Replica(ReplicaSpec("REPLICA"), engine, health, bounds, clock=lambda: 0.0, stale_s=1.0)
+    replica.scraped(EngineFigures(0, 0, 0.0))
+    replica.breaker("LANE", BreakerConfig())
+    group.replicas["REPLICA"] = replica
+    fleet.groups["GROUP"] = group
+    fleet.counts.attempts["GROUP", "OUTCOME"] = fleet.counts.again["GROUP", "HOW"] = 1
+    fleet.counts.routes["GROUP", "REASON"] = fleet.counts.degraded["LANE"] = 1
+    fleet.counts.transitions["GROUP", "LANE", "STATE"] = 1
+    return FleetCollector(fleet, lambda: iter(()), lambda: 0.0)
 
 
 def _named_headers() -> Iterator[str]:

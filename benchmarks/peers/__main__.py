@@ -1,9 +1,9 @@
 """headrace and its peers under the same mixed workload at 70 %, 100 % and 150 % of the measured capacity.
 
 Two parts, clearly apart: a synthetic tiny model (random weights; the queueing is what is measured, with enough
-requests for a p99) and SmolLM2-135M (real arithmetic, few requests). In each part the capacity is measured first:
+requests for a p99) and SmolLM2-135M (real arithmetic, few requests). In each round the capacity is measured first:
 the requests/s that llama-server with its defaults completes when there is always somebody waiting. Then every
-server is started in turn, round after round, and given exactly the same schedule.
+server is started in turn and given exactly the same schedule.
 
 headrace gets the SLO of each class of the workload for the lane that the class names, as its operator would set it;
 with --overload shed it refuses (429) what it predicts to come later than --patience times its target. Refused
@@ -83,18 +83,19 @@ def main() -> None:
 
 def _measure(session: Session, capacity_peer: Peer, options: argparse.Namespace) -> dict[str, object]:
     """All rounds. What was measured before a server failed, or somebody pressed Ctrl-C, is kept and reported."""
-    capacity_rps: float | None = None
+    capacities_rps: list[float] = []
     done = 0
     ended_early: str | None = None
     try:
-        capacity_rps = session.capacity_rps(capacity_peer)
         for number in range(options.rounds):
-            session.round(number, options.loads, capacity_rps)
+            # Anew in each round: the machine may be a third slower than it was, and a load is a share of what it does.
+            capacities_rps.append(session.capacity_rps(capacity_peer, number))
+            session.round(number, options.loads, capacities_rps[-1])
             done += 1
     except (RuntimeError, HeadraceError, KeyboardInterrupt) as error:
         ended_early = str(error) or type(error).__name__
         say(f"ended early: {ended_early}")
-    return {"capacity_rps": capacity_rps, "rounds": done, "ended_early": ended_early}
+    return {"capacity_rps": capacities_rps, "rounds": done, "ended_early": ended_early}
 
 
 def _peers(setting: Setting, program: Path, workload: LoadedWorkload, options: argparse.Namespace) -> list[Peer]:

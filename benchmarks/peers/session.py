@@ -54,15 +54,16 @@ class Session:
         """(load, server, class) -> round -> what happened."""
         self.invalid: list[str] = []
 
-    def capacity_rps(self, peer: Peer) -> float:
-        """Legal requests/s that the peer completes in a closed loop."""
+    def capacity_rps(self, peer: Peer, number: int) -> float:
+        """Legal requests/s that the peer completes in a closed loop, as measured before round ``number``."""
         loaded = with_values(
             _without_thinking(self._workload), arrivals=f"closed({USERS})", duration_s=self._part.capacity_s
         )
-        result = self._run(peer, loaded, seed=self._seed, name="capacity")
+        result = self._run(peer, loaded, seed=self._seed + number, name=f"capacity round {number + 1}")
         summary = summarise(result.info, result.records)
-        say(f"{self._part.title}: {peer.name} completes {summary.whole.completed_rps:.2f} requests/s")
-        return summary.whole.completed_rps
+        completed_rps = summary.whole.completed_rps
+        say(f"{self._part.title}: round {number + 1}: {peer.name} completes {completed_rps:.2f} requests/s")
+        return completed_rps
 
     def round(self, number: int, loads: Sequence[float], capacity_rps: float) -> None:
         """Every load, every peer, in an order that turns from round to round. All peers get the same schedule, every

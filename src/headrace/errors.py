@@ -5,6 +5,7 @@
     HeadraceError
     ├── ConfigError                  the operator's YAML, flags or environment are wrong
     ├── AdminRequestFailed           a command got no answer, or a refusal, from the server it speaks to
+    ├── GateError                    a gate could not measure, or what it guards is refused
     ├── ModelError                   a model file cannot be fetched, read or converted
     ├── RequestError                 the client's fault: 4xx, never counts against an engine
     │   ├── AuthenticationFailed     401
@@ -16,13 +17,16 @@
     ├── Overloaded                   429 with Retry-After: shed on purpose
     └── EngineError                  503 (or an error event once bytes were sent)
         ├── EngineNotReady           still loading, or draining
-        └── EngineGone               the engine process died while the request ran
+        ├── EngineGone               the engine process died while the request ran
+        └── RemoteFailure            a remote engine could not be reached, refused, was too slow, broke off or sent junk
 
 Foreign exceptions (ctypes, OSError, msgspec, YAML) are translated into one of these at the edge where
 they appear; ``api.errors`` is the only place that turns them into HTTP.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class HeadraceError(Exception):
@@ -116,3 +120,22 @@ class EngineNotReady(EngineError):
 
 class EngineGone(EngineError):
     """The engine died while the request ran."""
+
+
+class GateError(HeadraceError):
+    """A gate could not measure, its result cannot be believed, or what it guards is refused."""
+
+
+FailureKind = Literal["connect", "busy", "status", "timeout", "cut", "junk"]
+"""How a remote engine failed: no connection; no room (429, 503); another 5xx or a refusal of headrace itself; too slow;
+broken off; not what an OpenAI-compatible server sends."""
+
+
+class RemoteFailure(EngineError):
+    """A remote engine failed on a request. ``str`` names no address: a client may read it. ``retry_after_s`` is what a
+    busy engine asked for."""
+
+    def __init__(self, message: str, *, kind: FailureKind, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
+        self.retry_after_s = retry_after_s

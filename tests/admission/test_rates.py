@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.admission.rates import rates_of
+from headrace.admission.rates import EngineRates, UsualTimes, rates_of
 from headrace.messages.engine import BandPlan, EngineLoad, ModelInfo, Ready, SelfMeasurement
 from headrace.scheduling.knobs import SchedulingKnobs
 
@@ -54,3 +54,21 @@ def test_a_chunk_fits_into_an_urgent_step_beside_the_decodes(
     load = msgspec.structs.replace(LEARNED, decode_step_s=decode_step_s, prefill_tokens_per_s=prefill_tokens_per_s)
     rates = rates_of(load, ready(), knobs)
     assert rates is not None and rates.chunk_tokens == chunk
+
+
+def test_usual_times_hardly_follow_a_machine_that_slows_down_for_seconds() -> None:
+    """After two minutes at one speed, five seconds at half of it change the usual times by 4 %: 5 of 125 s. The first
+    ones count at once."""
+    fast = EngineRates(1000.0, 0.01, batch=1, places=16, chunk_tokens=256)
+    slow = EngineRates(500.0, 0.02, batch=1, places=16, chunk_tokens=256)
+    usual = UsualTimes()
+    usual.note(fast, 0.0)
+    assert usual.prefill_token_s == 1 / 1000.0 and usual.decode_token_s == fast.decode_token_s
+    for tenth in range(1, 1200):
+        usual.note(fast, tenth / 10)
+    for tenth in range(1200, 1250):
+        usual.note(slow, tenth / 10)
+    assert usual.prefill_token_s == pytest.approx(1.04 / 1000.0, rel=0.01)
+    assert usual.decode_token_s == pytest.approx(
+        fast.decode_token_s + 0.04 * (slow.decode_token_s - fast.decode_token_s), rel=0.01
+    )

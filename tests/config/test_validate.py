@@ -12,6 +12,7 @@ from headrace.config.schema import (
     BandConfig,
     Config,
     EngineConfig,
+    KvMemoryConfig,
     KvTiersConfig,
     ModelConfig,
     ServerConfig,
@@ -19,6 +20,7 @@ from headrace.config.schema import (
 )
 from headrace.config.shape import schema_type
 from headrace.config.validate import RESERVED_SEGMENTS, validate
+from headrace.kv.precision import KvDtype
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import SLO, Lane, LaneMatch
 
@@ -177,3 +179,36 @@ def test_stores_need_memory_and_who_finds_what_they_have(
     """The default goes with everything."""
     problems = said(Config(engine=EngineConfig(kv_tiers=tiers, prefix_cache=prefix_cache)))
     assert len(problems) == (problem is not None) and (problem is None or problem in problems[0])
+
+
+def _bands(*bands: tuple[int, KvDtype], lane: Lane | None = None) -> Config:
+    shapes = tuple(BandConfig(max_context_tokens=tokens, max_sequences=1, kv_dtype=dtype) for tokens, dtype in bands)
+    lanes = {**default_lanes(), **({} if lane is None else {"exact": lane})}
+    return Config(engine=EngineConfig(bands=shapes), lanes=lanes)
+
+
+def test_of_two_bands_of_one_length_the_finer_comes_second() -> None:
+    """Sequences go to the first that holds them: the other way round nobody would ever need the coarser one."""
+    assert said(_bands((512, "q8_0"), (512, "f16"))) == []
+    (problem,) = said(_bands((512, "f16"), (512, "q8_0")))
+    assert "bands[1].max_context_tokens" in problem and "the finer kv_dtype comes second" in problem
+    (problem,) = said(_bands((512, "q8_0"), (512, "q8_0")))
+    assert problem.endswith("512 is not above 512")
+
+
+def test_a_streaming_band_needs_a_folder_for_its_files() -> None:
+    """Other layouts do not."""
+    bands = (
+        BandConfig(max_context_tokens=512, max_sequences=1, layout="paged"),
+        BandConfig(max_context_tokens=1024, max_sequences=1, layout="streaming"),
+    )
+    (problem,) = said(Config(engine=EngineConfig(bands=bands)))
+    assert problem.startswith("engine.bands[1].layout: ") and "kv_memory.spill_dir" in problem
+    with_folder = EngineConfig(bands=bands, kv_memory=KvMemoryConfig(spill_dir="/var/tmp/headrace"))
+    assert said(Config(engine=with_folder)) == []
+
+
+def test_a_lane_must_find_a_band_that_is_precise_enough() -> None:
+    lane = Lane(min_kv_dtype="q8_0")
+    assert said(_bands((512, "f16"), (1024, "q4_0"), lane=lane)) == []
+    assert said(_bands((512, "q4_0"), lane=lane)) == ["lanes.exact.min_kv_dtype: no band keeps KV at q8_0 or finer"]

@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from benchmarks.programmable_engine import EngineProcess
+from headrace.config.groups import GroupConfig, ReplicaConfig
+from headrace.config.schema import Config
+from headrace.engines.fleet.fleet import Fleet
 from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
 from headrace.engines.protocol import Engine
+from headrace.engines.remote.connection import Address
+from headrace.engines.remote.engine import RemoteEngine, RemoteSettings
+from headrace.engines.remote.request_body import Dialect
 from headrace.engines.scripted import ScriptedEngine, text_script
 from headrace.messages.engine import SamplingParams, SequenceOutput, Start, Submit
 from headrace.models.tiny import make_tiny_gguf
@@ -100,12 +107,32 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
         max_context_tokens=CONTEXT_TOKENS,
     ),
 }
-"""Every engine that keeps the protocol. A new one is added here and gets the whole suite."""
+"""Every engine that keeps the protocol and needs no server. A new one is added here and gets the whole suite."""
 
 
-@pytest.fixture(params=ENGINES)
+REMOTE, FLEET = "remote", "fleet"
+
+
+@pytest.fixture(scope="session")
+def programmable_engine() -> Iterator[EngineProcess]:
+    """A server for the remote engine, in a process of its own."""
+    program = {"places": SEQUENCES, "max_context_tokens": CONTEXT_TOKENS, "itl_s": 0.0005, "tokens": 10**6}
+    process = EngineProcess(program)
+    yield process
+    process.kill()
+
+
+@pytest.fixture(params=[*ENGINES, REMOTE, FLEET])
 def new_engine(request: pytest.FixtureRequest, tiny_gguf: Path) -> Engine:
     """An engine that has not been started."""
+    if request.param == REMOTE:
+        process: EngineProcess = request.getfixturevalue("programmable_engine")
+        settings = RemoteSettings(Address.of(process.url), Dialect("vllm"), max_sequences=SEQUENCES)
+        return RemoteEngine(settings)
+    if request.param == FLEET:
+        process = request.getfixturevalue("programmable_engine")
+        group = GroupConfig(kind="vllm", model="m", replicas=(ReplicaConfig(process.url),), max_in_flight=2 * SEQUENCES)
+        return Fleet(Config(groups={"only": group}))
     return ENGINES[request.param](tiny_gguf)
 
 

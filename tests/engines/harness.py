@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.library import Library
+from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
 from headrace.engines.llama.tiering import Tiering
 from headrace.engines.llama.vocabulary import Vocabulary
@@ -100,6 +101,7 @@ def engine_core(
     policy: StepPolicy | None = None,
     prefix: PrefixRules = PREFIX_DEFAULT,
     tiering: Tiering | None = None,
+    parking: Parking | None = None,
 ) -> Iterator[EngineCore]:
     """A core over ``bands``, closed at the end."""
     budget = fit_bands(bands, model.weights.kv_bytes_per_token(), 1 << 34, 1 << 20)
@@ -113,6 +115,7 @@ def engine_core(
         threads=threads,
         prefix=prefix,
         tiering=tiering,
+        parking=parking,
     )
     try:
         yield core

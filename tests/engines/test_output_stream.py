@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.engines.output_stream import OutputStream
+from headrace.engines.output_stream import MOST_UNREAD, OutputStream
 from headrace.errors import EngineGone
 from headrace.messages.engine import SequenceOutput
 
@@ -92,3 +92,32 @@ async def test_without_a_waiting_reader_the_sink_is_not_asked() -> None:
     stream.forward(lambda _: pytest.fail("asked"))
     stream.push(output("a"))
     assert (await anext(stream)).text == "a"
+
+
+async def test_whoever_pushes_hears_when_the_reader_is_slow_and_when_it_has_caught_up() -> None:
+    """Each once, however many outputs come: memory is bounded by what is not sent then."""
+    stream, heard = new_stream(), list[bool]()
+    stream.bound(heard.append)
+    reading = asyncio.create_task(anext(stream))
+    await reader_waits()
+    for _ in range(MOST_UNREAD + 11):
+        stream.push(output("x"))
+    await reading
+    assert heard == [True] and stream.pressed
+    for _ in range(MOST_UNREAD + 9):
+        await anext(stream)
+    assert heard == [True, False] and not stream.pressed
+
+
+async def test_a_stream_that_is_made_to_fail_tells_its_reader_and_aborts_what_runs() -> None:
+    """The error comes after what had come before."""
+    aborted = list[OutputStream]()
+    stream = OutputStream(lambda _: None, aborted.append)
+    reading = asyncio.create_task(anext(stream))
+    await reader_waits()
+    stream.push(output("a"))
+    stream.fail(EngineGone("broken off"))
+    assert (await reading).text == "a"
+    with pytest.raises(EngineGone, match="broken off"):
+        await anext(stream)
+    assert aborted == [stream]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.engines.llama.core import EngineCore
@@ -223,6 +223,22 @@ ARRIVALS = st.lists(
 """Step, whether it has a target, prompt, output, and what is expected of it beyond the truth."""
 
 
+MADE_WAY_FOR_EVER = [
+    (37, True, 3, 1, 4),
+    (5, True, 369, 53, 15),
+    (37, False, 466, 19, 25),
+    (58, False, 149, 3, 14),
+    (16, False, 556, 35, 13),
+    (59, True, 114, 54, 11),
+    (35, True, 49, 47, 23),
+    (44, False, 281, 1, 22),
+    (34, True, 132, 29, 16),
+    (33, True, 133, 47, 16),
+    (50, True, 462, 19, 17),
+]
+"""Two that fill the budget together: one made way, its KV was lost, and it entered again at once."""
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ARRIVALS,
@@ -232,6 +248,7 @@ ARRIVALS = st.lists(
     st.sampled_from(["hybrid", "continuous", "dynamic", "static"]),
     st.lists(st.tuples(st.integers(0, 80), st.integers(0, 13)), max_size=4),
 )
+@example(MADE_WAY_FOR_EVER, 8, 0, False, "hybrid", [(37, 13), (27, 0)])
 def test_after_anything_accounts_agree_and_everybody_gets_all_of_the_output(
     tiny: Model,
     tmp_path: Path,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.kv.account import IN_STREAMS, OF_NOBODY, PLACES, KvAccount, KvHolding, KvLimits
 
-LIMITS = KvLimits([(256, 4), (1024, 2)], 10, {"ram": 30_000, "disk": None})
+LIMITS = KvLimits([(256, 4), (1024, 2)], [10, 10], {"ram": 30_000, "disk": None})
 
 
 @st.composite

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.kv.budget import MIN_CONTEXT_TOKENS, MOST_STORE_BYTES, default_store_bytes, fit_bands
+from headrace.kv.precision import KvDtype
 from headrace.scheduling.bands import Band
 
 WANTED = st.lists(
@@ -88,7 +89,7 @@ def test_a_fixed_part_of_every_sequence_is_charged() -> None:
     """Recurrent layers keep a state per sequence: with 1,000 bytes of it, two sequences need it twice, and what no
     longer fits is cut as ever, also where tokens cost nothing."""
 
-    def stream(context_tokens: int) -> int:
+    def stream(context_tokens: int, _dtype: KvDtype) -> int:
         return 1000 + 10 * context_tokens
 
     wanted = [Band(512, 2)]
@@ -97,9 +98,9 @@ def test_a_fixed_part_of_every_sequence_is_charged() -> None:
     assert fit_bands(wanted, 10, 6119, 1 << 20, stream_bytes=stream).bands == (Band(256, 1),)
     with pytest.raises(ConfigError, match=r"hold 255 tokens .* \(10 bytes each and 1000 per sequence"):
         fit_bands(wanted, 10, 3559, 1 << 20, stream_bytes=stream)
-    assert fit_bands(wanted, 0, 3000, 1 << 20, stream_bytes=lambda _: 1000).bands == tuple(wanted)
+    assert fit_bands(wanted, 0, 3000, 1 << 20, stream_bytes=lambda *_: 1000).bands == tuple(wanted)
     with pytest.raises(ConfigError, match="1000 per sequence"):
-        fit_bands(wanted, 0, 999, 1 << 20, stream_bytes=lambda _: 1000)
+        fit_bands(wanted, 0, 999, 1 << 20, stream_bytes=lambda *_: 1000)
 
 
 def test_a_budget_below_the_least_context_is_refused_with_the_numbers() -> None:

@@ -57,6 +57,9 @@ def test_what_was_parked_comes_back_only_when_there_is_more_than_a_little_room()
     room = MemoryRoom(LIMITS, [sequence("a", 7900), sequence("b", 7900)])
     assert room.fits(sequence("fresh", 12500))
     assert not room.fits(sequence("parked", 12500, computed=12000))
+    lost = sequence("its KV could not be kept", 12500)
+    lost.made_way = True
+    assert not room.fits(lost)
 
 
 def test_when_nobody_runs_anybody_may_enter() -> None:

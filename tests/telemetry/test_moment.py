@@ -26,10 +26,10 @@ def counted(*loads: EngineLoad) -> Counts:
 
 def test_counts_go_on_when_the_engine_starts_again_from_nothing() -> None:
     before = load(moves=5, victims=2, cut_steps=1, prefix_query_tokens=90, prefix_hit_tokens=40, prefix_saved_s=0.5)
-    before = msgspec.structs.replace(before, kv_parked=7, kv_spills=3, kv_dropped=2)
-    assert counted(before, before) == (5, 2, 1, 90, 40, 0.5, 7, 3, 2)
-    assert counted(before, load(moves=1), load(moves=3, victims=1)) == (8, 3, 1, 90, 40, 0.5, 7, 3, 2)
-    assert counted(before, load(), before) == (10, 4, 2, 180, 80, 1.0, 14, 6, 4)
+    before = msgspec.structs.replace(before, kv_parked=7, kv_spills=3, kv_dropped=2, kv_conversions=6)
+    assert counted(before, before) == (5, 2, 1, 90, 40, 0.5, 7, 3, 2, 6)
+    assert counted(before, load(moves=1), load(moves=3, victims=1)) == (8, 3, 1, 90, 40, 0.5, 7, 3, 2, 6)
+    assert counted(before, load(), before) == (10, 4, 2, 180, 80, 1.0, 14, 6, 4, 12)
 
 
 def watched(*loads: EngineLoad) -> tuple[Metrics, list[EngineLoad]]:

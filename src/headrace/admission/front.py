@@ -18,7 +18,7 @@ from headrace.admission.lengths import OutputLength, OutputLengths
 from headrace.admission.memory import MemoryState, refusal
 from headrace.admission.parts import Parts, allowed_s
 from headrace.admission.predict import Arrival, Backlog, Prediction, predict, predict_idle
-from headrace.admission.rates import EngineRates
+from headrace.admission.rates import EngineRates, UsualTimes
 from headrace.lanes.lane import SLO, Lane
 from headrace.messages.engine import FinishReason, Submit
 
@@ -53,7 +53,7 @@ class Request:
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
-        return tuple([len(sequence.prompt_tokens) for sequence in self.sequences])
+        return tuple([sequence.prompt_count for sequence in self.sequences])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class Front:
     lengths: OutputLengths = field(default_factory=OutputLengths)
     accuracy: Accuracy = field(default_factory=Accuracy)
     parts: Parts = field(default_factory=Parts)
+    _usual_times: UsualTimes = field(default_factory=UsualTimes)
     _computed_share: dict[str, float] = field(default_factory=dict)
 
     def prompt_tokens(self, request: Request) -> tuple[int, ...]:
@@ -159,7 +160,7 @@ class Front:
             decided_s=now_s,
             predicted=Prediction(spent_s + forecast.now.ttft_s, forecast.now.decode_s),
             raw=forecast.raw,
-            work_s=self._work_s(request, sequences, rates),
+            work_s=self._work_s(request, sequences),
             max_tokens=request.lane.fallback.max_tokens if decision.degraded else None,
         )
 
@@ -231,22 +232,25 @@ class Front:
 
     def _excess_s(self, request: Request, rates: EngineRates, now_s: float) -> float | None:
         """In how many seconds its lane's and tenant's part of the engine will have room; None when it has."""
+        self._usual_times.note(rates, now_s)
         if self.parts.due(now_s):
             self.parts.refresh(now_s, self.ledger.waiting_tenants())
         targets = [target_s for target_s in (request.slo.p99_ttft_s, request.slo.p99_e2e_s) if target_s is not None]
         return self.parts.excess_s(
             (request.lane_name, request.sequences[0].tenant),
             request.lane.weight,
-            self._work_s(request, request.sequences, rates),
+            self._work_s(request, request.sequences),
             allowed_s(min(targets, default=None), request.lane.patience),
             idle=self.ledger.waiting == 0 and self.ledger.running == 0,
         )
 
-    def _work_s(self, request: Request, sequences: Sequence[Submit], rates: EngineRates) -> float:
-        """Engine time at the best rates: prompts in large chunks, outputs in full batches."""
+    def _work_s(self, request: Request, sequences: Sequence[Submit]) -> float:
+        """Engine time at the usual rates: prompts in large chunks, outputs in full batches."""
         length = self.expected_length(request.lane_name, request.lane, _longest(sequences))
-        output_tokens = length.expected_tokens * len(sequences)
-        return sum(self.prompt_tokens(request)) / rates.prefill_tokens_per_s + output_tokens * rates.decode_token_s
+        times = self._usual_times
+        return sum(self.prompt_tokens(request)) * times.prefill_token_s + (
+            length.expected_tokens * len(sequences) * times.decode_token_s
+        )
 
     def _fallback(self, request: Request) -> list[Submit] | None:
         """The sequences of the cheaper answer; None when the lane has none, or it would not be cheaper."""

@@ -10,6 +10,8 @@ from headrace.messages.engine import EngineLoad, Ready, SelfMeasurement
 from headrace.scheduling.knobs import SchedulingKnobs
 
 USUAL_BATCH: Final = 16
+USUAL_MEMORY_S: Final = 180.0
+_TICK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,27 @@ class EngineRates:
     def prefill_s(self, tokens: float) -> float:
         """Computing so many prompt tokens and nothing else: at least one step."""
         return max(tokens / self.prefill_tokens_per_s, self.decode_s(1))
+
+
+@dataclass(slots=True)
+class UsualTimes:
+    """What a token has taken on average in the last minutes. What lanes ask for is compared over minutes
+    (``admission.parts``): at the rates of the moment a machine that slows down would look like all of them asking for
+    more at once."""
+
+    prefill_token_s: float = 0.0
+    decode_token_s: float = 0.0
+    _age_s: float = 0.0
+    _noted_s: float = -math.inf
+
+    def note(self, rates: EngineRates, now_s: float) -> None:
+        """These are the rates since they were last noted; the first ones count until there are others."""
+        passed_s, self._noted_s = now_s - self._noted_s, now_s
+        first = math.isinf(passed_s)
+        self._age_s += 0.0 if first else passed_s
+        weight = 1.0 if first else -math.expm1(-passed_s / max(_TICK_S, min(USUAL_MEMORY_S, self._age_s)))
+        self.prefill_token_s += weight * (1 / rates.prefill_tokens_per_s - self.prefill_token_s)
+        self.decode_token_s += weight * (rates.decode_token_s - self.decode_token_s)
 
 
 def rates_of(load: EngineLoad | None, ready: Ready | None, knobs: SchedulingKnobs) -> EngineRates | None:

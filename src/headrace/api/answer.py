@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.api.plan import Plan
-from headrace.errors import EngineError
+from headrace.errors import BodyTooLarge, EngineError, NotFound, RequestError
 from headrace.messages.engine import SequenceOutput, TokenLogprob
 
 
@@ -20,6 +20,8 @@ class Answer:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
     cached_tokens: int = 0
+    prompt_tokens: int = 0
+    deltas: list[bytes] = field(default_factory=list)
     finish: str = "length"
 
     def add(self, output: SequenceOutput) -> None:
@@ -30,7 +32,11 @@ class Answer:
                 self.logprobs += output.logprobs
             if output.prompt_logprobs:
                 self.prompt_logprobs += output.prompt_logprobs
-        self.tokens += len(output.token_ids)
+            if output.delta is not None:
+                self.deltas.append(output.delta)
+        self.tokens += output.tokens
+        if output.prompt_tokens:
+            self.prompt_tokens = output.prompt_tokens
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if output.finish is not None:
             self.finish = output.finish
@@ -48,10 +54,24 @@ class Answer:
 
 def check_finish(output: SequenceOutput) -> None:
     """Raise EngineError when a sequence ended for a reason that is no answer."""
+    if output.refused_status:
+        raise _refusal(output)
     if output.finish == "error":
         raise EngineError(f"the engine could not go on: {output.error or 'no reason given'}")
     if output.finish == "abort":
         raise EngineError("the request was aborted because the server is shutting down")
+
+
+def _refusal(output: SequenceOutput) -> RequestError:
+    """A remote engine's own refusal, in its words."""
+    message = f"the engine refuses the request: {output.error or 'no reason given'}"
+    match output.refused_status:
+        case 404:
+            return NotFound(message)
+        case 413:
+            return BodyTooLarge(message)
+        case _:
+            return RequestError(message, code="refused_by_engine")
 
 
 def returned(plan: Plan, answers: Sequence[Answer]) -> list[tuple[int, Answer]]:
@@ -70,9 +90,13 @@ def usage(plan: Plan, answers: Sequence[Answer]) -> dict[str, object]:
     """OpenAI's usage object. Every generated token counts, those of choices that were not returned too."""
     completion = sum(answer.tokens for answer in answers)
     cached = sum(answer.cached_tokens for answer in answers[:: plan.best_of])
+    prompt_tokens = plan.prompt_tokens
+    if plan.remote:
+        # The engine counted them; here they were only estimated.
+        prompt_tokens = sum(answer.prompt_tokens for answer in answers[:: plan.best_of])
     return {
-        "prompt_tokens": plan.prompt_tokens,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
-        "total_tokens": plan.prompt_tokens + completion,
+        "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.admin import Admin
+from headrace.api.admin_groups import AdminGroups
 from headrace.api.deps import Deps
 from headrace.api.errors import ClientDisconnected, error_body, internal_error, to_http
 from headrace.api.exchange import Exchange, attach, exchange_of, header, sane_request_id
@@ -38,7 +39,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 def create_app(deps: Deps) -> Starlette:
     """The whole HTTP surface, ready for an ASGI server."""
     health, models, stored, tokens = Health(deps), Models(deps), StoredCompletions(deps), Tokenization(deps)
-    admin = Admin(deps)
+    admin, groups = Admin(deps), AdminGroups(deps)
     chat, completions = Generate(deps, ChatRequest), Generate(deps, CompletionRequest)
     completion = ByMethod(GET=stored.retrieve, POST=stored.update, DELETE=stored.delete)
     app = Starlette(
@@ -54,6 +55,10 @@ def create_app(deps: Deps) -> Starlette:
             Route("/admin/knobs", ByMethod(GET=admin.knobs, PATCH=admin.set_knobs, DELETE=admin.reset_knobs)),
             Route("/admin/scheduling", ByMethod(GET=admin.scheduling)),
             Route("/admin/kv", ByMethod(GET=admin.kv)),
+            Route("/admin/groups", ByMethod(GET=groups.groups)),
+            Route("/admin/groups/{group}/replicas", ByMethod(POST=groups.add)),
+            Route("/admin/groups/{group}/replicas/{replica:path}", ByMethod(PATCH=groups.change, DELETE=groups.remove)),
+            Route("/admin/drill", ByMethod(GET=groups.drill, POST=groups.start_drill)),
             Route("/health", ByMethod(GET=health.health)),
             Route("/ready", ByMethod(GET=health.ready)),
             Route("/metrics", ByMethod(GET=health.metrics)),

@@ -44,6 +44,8 @@ class ChatFormat:
     def chunk(self, index: int, output: SequenceOutput) -> bytes:
         """One engine output as events; empty when there is nothing to show."""
         events = b""
+        if output.delta is not None:
+            return self._besides_text(index, output, output.delta)
         if self._plan.logprobs and output.logprobs:
             logprobs = _encode({"content": chat_logprobs(output.logprobs), "refusal": None})
             events = b"".join(
@@ -66,6 +68,25 @@ class ChatFormat:
             events += self._tail
         return events
 
+    def _besides_text(self, index: int, output: SequenceOutput, delta: bytes) -> bytes:
+        """A delta of a remote engine that is more than text: tool calls, reasoning."""
+        if output.text:
+            delta = b'{"content":' + _encode(output.text) + b"," + delta[1:]
+        logprobs = b"null"
+        if self._plan.logprobs and output.logprobs:
+            logprobs = _encode({"content": chat_logprobs(output.logprobs), "refusal": None})
+        return b"".join(
+            (
+                self._head,
+                b'{"index":%d,"delta":' % index,
+                delta,
+                b',"logprobs":',
+                logprobs,
+                b',"finish_reason":null}',
+                self._tail,
+            )
+        )
+
     def closing(self, answers: Sequence[Answer]) -> bytes:
         """The usage chunk, when asked for."""
         if not self._plan.include_usage:
@@ -83,7 +104,7 @@ class ChatFormat:
             "choices": [
                 {
                     "index": position,
-                    "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                    "message": message_of(answer),
                     "logprobs": (
                         {"content": chat_logprobs(answer.logprobs), "refusal": None} if plan.logprobs else None
                     ),
@@ -93,6 +114,40 @@ class ChatFormat:
             ],
             "usage": usage(plan, answers),
         }
+
+
+def message_of(answer: Answer) -> dict[str, Any]:
+    """The whole message: its text, and what a remote engine sent besides, put together from its deltas."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    for delta in answer.deltas:
+        _merge(message, msgspec.json.decode(delta))
+    if message.get("tool_calls") and not answer.text:
+        message["content"] = None
+    return message
+
+
+def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Texts are joined, lists of things with an ``index`` are merged by it, the rest is replaced."""
+    for name, value in delta.items():
+        old = into.get(name)
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            into[name] = _merged_list(old if isinstance(old, list) else [], value)
+        elif isinstance(value, dict) and isinstance(old, dict):
+            _merge(old, value)
+        elif isinstance(value, str) and isinstance(old, str) and name not in ("id", "type", "role"):
+            into[name] = old + value
+        elif value is not None:
+            into[name] = value
+
+
+def _merged_list(old: list[Any], items: list[Any]) -> list[Any]:
+    for item in items:
+        position = item.pop("index", len(old))
+        if isinstance(position, int) and 0 <= position < len(old):
+            _merge(old[position], item)
+        else:
+            old.append(item)
+    return old
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

@@ -80,6 +80,15 @@ def decode(
     return request, _unused_fields(fields, type_, unsupported)
 
 
+def decode_lenient(body: bytes, type_: type[RequestType]) -> tuple[RequestType, dict[str, msgspec.Raw]]:
+    """The typed request and every field as it was sent: for engines that know more fields than headrace. Raises
+    RequestError as ``decode`` does, but for no field's name."""
+    with _translated(body):
+        fields = _fields_decoder.decode(body)
+        request = msgspec.json.decode(body, type=type_)
+    return request, fields
+
+
 def decode_object(body: bytes) -> dict[str, Any]:
     """Any JSON object. Raises RequestError as ``decode`` does."""
     with _translated(body):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.api.gateway import Clock, Gateway
 from headrace.api.live import LiveConfig
+from headrace.api.prompt_sizes import PromptSizes
 from headrace.api.store import CompletionStore
+from headrace.engines.fleet.fleet import Fleet
 from headrace.engines.protocol import Engine, Tokenizer
 from headrace.telemetry.metrics import Metrics
 
@@ -27,3 +29,6 @@ class Deps:
     wall_clock: Callable[[], float]
     new_id: Callable[[], str]
     started_at_s: float
+    fleet: Fleet | None = None
+    """The engine, where it is a fleet of groups."""
+    prompt_sizes: PromptSizes = field(default_factory=PromptSizes)

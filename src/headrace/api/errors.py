@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -12,13 +13,23 @@ from headrace.errors import (
     EngineError,
     EngineGone,
     EngineNotReady,
+    FailureKind,
     HeadraceError,
     Overloaded,
+    RemoteFailure,
     RequestError,
     RequestTimedOut,
 )
 
 _NOT_READY_RETRY_S = 2
+_REMOTE_CODES: Final[dict[FailureKind, str]] = {
+    "connect": "engine_unreachable",
+    "busy": "engine_busy",
+    "status": "engine_error",
+    "timeout": "engine_timeout",
+    "cut": "engine_gone",
+    "junk": "engine_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +75,12 @@ def to_http(error: HeadraceError) -> HttpError:
             return HttpError(429, body, headers, "shed")
         case EngineError():
             code = {EngineNotReady: "engine_not_ready", EngineGone: "engine_gone"}.get(type(error), "engine_error")
+            retry_s = _NOT_READY_RETRY_S
+            if isinstance(error, RemoteFailure):
+                code = _REMOTE_CODES[error.kind]
+                retry_s = max(1, math.ceil(error.retry_after_s or _NOT_READY_RETRY_S))
             body = error_body(message, type_="service_unavailable_error", code=code)
-            return HttpError(503, body, [(b"retry-after", b"%d" % _NOT_READY_RETRY_S)], "error")
+            return HttpError(503, body, [(b"retry-after", b"%d" % retry_s)], "error")
         case _:
             return internal_error()
 

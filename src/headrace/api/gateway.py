@@ -254,8 +254,8 @@ class Gateway:
         def forward(output: SequenceOutput) -> bool:
             if admitted.sink is None or not admitted.sink(output):
                 return False
-            timing.output(index, len(output.token_ids), clock())
-            ledger.generated(entry, index, len(output.token_ids))
+            timing.output(index, output.tokens, clock())
+            ledger.generated(entry, index, output.tokens)
             self._note_load()
             return True
 
@@ -264,14 +264,14 @@ class Gateway:
         try:
             async for output in outputs:
                 now_s = clock()
-                timing.output(index, len(output.token_ids), now_s)
+                timing.output(index, output.tokens, now_s)
                 if first_s is None:
                     first_s = now_s
                     self._front.first_output(
                         admitted.ticket, index, now_s, output.finish, cached_tokens=output.cached_tokens
                     )
                     timing.queue_wait_s = output.queue_wait_s
-                ledger.generated(entry, index, len(output.token_ids))
+                ledger.generated(entry, index, output.tokens)
                 self._note_load()
                 finished = output.finish is not None
                 if output.finish is not None:
@@ -289,7 +289,8 @@ class Gateway:
         load = self._engine.load
         if load is not self._seen_load and load is not None:
             self._seen_load = load
-            self._metrics.step_ended(load)
+            if load.step_s > 0:  # a fleet of remote engines does not see their steps
+                self._metrics.step_ended(load)
             self._kv_events.seen(load)
 
     async def _merged(self, admitted: Admitted) -> AsyncGenerator[tuple[int, SequenceOutput], None]:

@@ -22,7 +22,8 @@ from headrace.api.decode import decode
 from headrace.api.deps import Deps
 from headrace.api.disconnect import CancelOnDisconnect
 from headrace.api.errors import to_http
-from headrace.api.exchange import Exchange, exchange_of, header
+from headrace.api.exchange import Exchange, exchange_of, header, header_value
+from headrace.api.fleet_plan import make_fleet_plan
 from headrace.api.gateway import Admitted, Gateway
 from headrace.api.metadata import check_metadata
 from headrace.api.plan import Plan, make_plan
@@ -54,11 +55,17 @@ class Generate:
         authenticate(deps, scope, exchange)
         body = await read_body(scope, receive, config.server)
         request: ChatRequest | CompletionRequest
-        request, exchange.ignored = decode(body, self._request_type, config.server.unsupported_params)
-        if isinstance(request, ChatRequest):
-            check_metadata(request.metadata)
+        if deps.fleet is None:
+            request, exchange.ignored = decode(body, self._request_type, config.server.unsupported_params)
+            if isinstance(request, ChatRequest):
+                check_metadata(request.metadata)
         async with CancelOnDisconnect(receive):
-            plan = await make_plan(deps, config, scope, exchange, request)
+            if deps.fleet is None:
+                plan = await make_plan(deps, config, scope, exchange, request)
+            else:
+                plan, request = await make_fleet_plan(deps, config, scope, exchange, body, self._request_type)
+                if isinstance(request, ChatRequest):
+                    check_metadata(request.metadata)
             assert exchange.timing is not None
             asked = Request(plan.lane.name, plan.lane.lane, plan.slo, plan.sequences)
             admitted = await deps.gateway.admit(asked, exchange.timing)
@@ -82,8 +89,11 @@ class Generate:
         if plan.stream:
             answers = [Answer(keep_text=stored is not None) for _ in plan.sequences]
             await self._stream(form, answers, admitted, exchange, send, write, stored)
+            self._learn(plan, answers)
             return
         answers = await collect(self._deps.gateway, plan, admitted)
+        self._learn(plan, answers)
+        self._say_degraded(admitted, exchange)
         body = form.body(answers)
         if stored is not None:
             await self._store(body, stored, exchange)
@@ -104,6 +114,7 @@ class Generate:
         outputs, (index, output) = await first_output(self._deps.gateway, admitted)
         async with aclosing(outputs):
             check_finish(output)
+            self._say_degraded(admitted, exchange)
             exchange.status = 200
             headers = exchange.headers(_EVENT_STREAM)
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -128,6 +139,22 @@ class Generate:
         if stored is not None:
             await self._store(form.body(answers), stored, exchange)
         await send({"type": "http.response.body", "body": form.closing(answers) + _DONE})
+
+    def _say_degraded(self, admitted: Admitted, exchange: Exchange) -> None:
+        """In degraded mode the response says so."""
+        if self._deps.fleet is None:
+            return
+        for sequence in admitted.sequences:
+            how = self._deps.fleet.degradation(sequence.request_id)
+            if how is not None:
+                exchange.extra_headers.append((b"x-headrace-degraded", header_value(how)))
+                return
+
+    def _learn(self, plan: Plan, answers: list[Answer]) -> None:
+        """What the engine counted in a prompt that was only estimated."""
+        for sequence, answer in zip(plan.sequences, answers, strict=True):
+            if plan.remote and sequence.wire is not None and answer.finish and answer.tokens:
+                self._deps.prompt_sizes.learn(plan.model, len(sequence.wire.prompt), answer.prompt_tokens)
 
     async def _store(self, body: dict[str, object], request: ChatRequest, exchange: Exchange) -> None:
         completion = {**body, "metadata": request.metadata or {}}

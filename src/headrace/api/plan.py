@@ -19,7 +19,7 @@ from headrace.errors import ContextTooLong, EngineNotReady, NotFound, RequestErr
 from headrace.lanes.classify import LaneDecision, RequestSignals, classify
 from headrace.lanes.deadline import deadline_s, finish_by_s, output_limit
 from headrace.lanes.lane import SLO, Lane
-from headrace.messages.engine import SamplingParams, Submit
+from headrace.messages.engine import Ready, SamplingParams, Submit
 from headrace.telemetry.timing import RequestTiming
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -43,10 +43,12 @@ class Plan:
     lane: LaneDecision
     slo: SLO
     sequences: list[Submit] = field(repr=False)
+    remote: bool = False
+    """Whether prompts have no token ids here, only estimated counts."""
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(prompt.tokens) for prompt in self.prompts)
+        return sum(prompt.count for prompt in self.prompts)
 
 
 def resolve_model(config: Config, model: str | None) -> str:
@@ -127,6 +129,7 @@ async def make_plan(
             finish_by_s=finish_by_s(decision.lane, exchange.started_s, slo),
             expected_tokens=deps.gateway.expected_tokens(decision.name, decision.lane, output_tokens[index // best_of]),
             stream=bool(request.stream),
+            min_kv_dtype=decision.lane.min_kv_dtype,
         )
         for index in range(len(prompts) * best_of)
     ]
@@ -161,17 +164,21 @@ def _output_tokens(deps: Deps, lane: Lane, prompt: Prompt, requested: int | None
     ready = deps.engine.ready
     if ready is None:
         raise EngineNotReady("the engine is not ready yet; try again shortly")
-    context = ready.model.max_context_tokens
+    context = ready.longest_context(lane.min_kv_dtype)
     tokens = len(prompt.tokens)
     room = context - tokens
     if room < 0 or (room == 0 and requested != 0):
         raise ContextTooLong(
-            f"the prompt has {tokens} tokens; the context of this model holds {context}, prompt and answer together",
+            f"the prompt has {tokens} tokens; {_whose(context, ready)} holds {context}, prompt and answer together",
             param=param,
         )
     if requested is None and lane.default_max_tokens is None and lane.max_tokens is None:
         return None
     return output_limit(lane, requested, room)
+
+
+def _whose(context: int, ready: Ready) -> str:
+    return "the context of this model" if context == ready.model.max_context_tokens else "the lane's longest band"
 
 
 def _refuse_unsupported(request: GenerationRequest) -> None:

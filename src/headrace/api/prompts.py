@@ -20,10 +20,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids to continue. ``text`` is what ``echo`` repeats (None where no echo was asked for)."""
+    """Token ids to continue. ``text`` is what ``echo`` repeats (None where no echo was asked for). For a remote engine
+    there are none, and ``estimated`` says how many there should be."""
 
     tokens: list[int]
     text: str | None = None
+    estimated: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) or self.estimated
 
 
 async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, limit_tokens: int | None = None) -> Prompt:

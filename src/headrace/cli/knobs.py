@@ -35,7 +35,7 @@ def _url(_context: click.Context, _parameter: click.Parameter, value: str) -> st
         raise click.BadParameter(str(error)) from error
 
 
-def _server_options(command: Command) -> Command:
+def server_options(command: Command) -> Command:
     """``--url``, ``--key`` and ``--json``, the same for every subcommand."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON."),
@@ -59,7 +59,7 @@ def knobs() -> None:
 
 @knobs.command("get")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@_server_options
+@server_options
 def get(names: Sequence[str], url: str, key: str | None, as_json: bool) -> None:
     """Show every knob, or those named, with what they mean.
 
@@ -74,7 +74,7 @@ def get(names: Sequence[str], url: str, key: str | None, as_json: bool) -> None:
 
 @knobs.command("set")
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
-@_server_options
+@server_options
 def set_knobs(settings: Sequence[str], url: str, key: str | None, as_json: bool) -> None:
     """Change knobs, all or none: max_prefill_tokens=256 lane_caps.long=2
 
@@ -85,7 +85,7 @@ def set_knobs(settings: Sequence[str], url: str, key: str | None, as_json: bool)
 
 @knobs.command("reset")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@_server_options
+@server_options
 def reset(names: Sequence[str], url: str, key: str | None, as_json: bool) -> None:
     """Go back to the configuration's values: of every knob, or of those named."""
     query = f"?{urlencode([('name', name) for name in names])}" if names else ""

@@ -19,9 +19,13 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("headrace.cli.serve", "serve", "Serve a model over HTTP, each request in its lane."),
     "model": ("headrace.cli.model", "model", "Fetch, list and remove models."),
     "bench": ("headrace.cli.bench", "bench", "Load a server and report what it was like."),
+    "simulate": ("headrace.cli.simulate", "simulate", "Say what would happen, on hardware you do not own."),
     "plan": ("headrace.cli.plan", "plan", "Size KV memory: bytes of a model, sequences that fit."),
+    "calibrate": ("headrace.cli.calibrate", "calibrate", "Measure step times, for the simulator."),
     "init": ("headrace.cli.config", "init", "Write a commented configuration file."),
     "config": ("headrace.cli.config", "config", "Check a configuration, or show it with all defaults."),
+    "kv": ("headrace.cli.kv", "kv", "Judge how precisely KV memory must be kept."),
+    "drill": ("headrace.cli.drill", "drill", "Rehearse that a lane's engines get slow."),
     "knobs": ("headrace.cli.knobs", "knobs", "Read and change how a running server schedules."),
 }
 

@@ -17,10 +17,12 @@ def ready_lines(ready: Ready) -> list[str]:
         f"{model.weight_bytes / _MIB:.0f} MiB of weights, context {model.max_context_tokens} of "
         f"{model.context_train_tokens} trained tokens",
         f"KV memory: {total_bytes / _MIB:.0f} MiB of a budget of {ready.memory_budget_bytes / _MIB:.0f} MiB, "
-        f"{model.kv_bytes_per_token} bytes per token",
+        f"{model.kv_bytes_per_token} bytes per token at f16",
     ]
     lines += [
         f"  band up to {band.max_context_tokens} tokens: {band.max_sequences} sequences at once, "
+        f"{'' if band.kv_dtype == 'f16' else f'KV at {band.kv_dtype}, '}"
+        f"{'' if band.layout == 'contiguous' else f'{band.layout}, '}"
         f"{band.kv_bytes / _MIB:.0f} MiB{'' if band.created else ' (allocated when first needed)'}"
         for band in ready.bands
     ]

@@ -7,11 +7,13 @@ import gc
 import logging
 import random
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import platformdirs
@@ -19,15 +21,20 @@ from rich.console import Console
 
 from headrace import __version__
 from headrace.cli.feasibility_table import feasibility_lines, feasibility_table
+from headrace.cli.kv import run_for_serve
 from headrace.cli.model import shown_progress
 from headrace.cli.ready_report import ready_lines
 from headrace.config.load import LoadedConfig, load_with_origins
 from headrace.config.scheduling import needs_restart, scheduling_knobs
 from headrace.config.schema import Config, KvTiersConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineNotReady, GateError
 from headrace.lanes.feasibility import report
 from headrace.messages.engine import Ready, Start, TierPlan
 from headrace.models import store
+
+if TYPE_CHECKING:
+    from headrace.engines.fleet.fleet import Fleet
+    from headrace.engines.protocol import Engine, Tokenizer
 
 log = logging.getLogger("headrace")
 
@@ -79,11 +86,36 @@ def serve(
     _set_up_logging(loaded.config.log_level)
     if loaded.file is not None:
         log.info("configuration: %s", loaded.file)
-    with shown_progress() as progress:
-        model_path = store.resolve(loaded.config.model.source, progress)
+    model_path: Path | None = None
+    if loaded.config.embeds_engine:
+        with shown_progress() as progress:
+            model_path = store.resolve(loaded.config.model.source, progress)
+        _pass_gate(loaded.config, model_path)
     # uvloop: the gateway's work per token is taken from the same cores as the arithmetic.
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(options, loaded.config, model_path))
+
+
+def _pass_gate(config: Config, model_path: Path) -> None:
+    """Raises GateError unless every band's precision has passed the gate for this model, or may be measured now and
+    passes."""
+    from headrace.evaluate.kv_gate.admit import check, gate_key, gated, missing
+    from headrace.evaluate.kv_gate.results import read_results, result_path
+
+    dtypes = gated(band.kv_dtype for band in config.engine.bands)
+    if not dtypes:
+        return
+    if config.engine.kv_gate == "run":
+        try:
+            absent = missing(dtypes, read_results(result_path(model_path)), gate_key(model_path))
+        except GateError as error:
+            log.warning("%s", error)
+            absent = dtypes
+        if absent:
+            log.info("measuring KV at %s against f16 first; this takes some minutes", ", ".join(absent))
+            run_for_serve(model_path, absent, threads=config.engine.threads, gpu_layers=config.engine.gpu_layers)
+    options = "".join(f" --dtype {dtype}" for dtype in dtypes)
+    check(model_path, dtypes, f"headrace kv gate --model {shlex.quote(config.model.source)}{options}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -116,6 +148,8 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         self_measure=engine.self_measure,
         prefix_cache=engine.prefix_cache,
         prefix_sharing=engine.prefix_sharing,
+        kv_dtypes=[band.kv_dtype for band in engine.bands],
+        layouts=[band.layout for band in engine.bands],
         kv_budget_bytes=engine.kv_memory.budget_bytes,
         parked_bytes=engine.kv_memory.parked_bytes,
         spill_dir=engine.kv_memory.spill_dir,
@@ -136,35 +170,53 @@ def _store_folder(config: Config) -> Path:
     return Path(platformdirs.user_state_dir("headrace")) / "completions"
 
 
-async def _serve(options: ServeOptions, config: Config, model_path: Path) -> None:
+async def _serve(options: ServeOptions, config: Config, model_path: Path | None) -> None:
     # Imported here: the HTTP stack and libllama's bindings are not needed to refuse a bad configuration.
     from headrace.api.app import create_app
     from headrace.api.deps import Deps
     from headrace.api.gateway import Gateway
     from headrace.api.live import LiveConfig
+    from headrace.api.no_vocabulary import NoVocabulary
     from headrace.api.server import serve_http
     from headrace.api.store import CompletionStore
     from headrace.config.model_names import served_model_names
     from headrace.control.loop import TunerLoop
+    from headrace.engines.fleet.fleet import Fleet
+    from headrace.engines.fleet.webhook import webhook
     from headrace.engines.llama import library
     from headrace.engines.llama.client import EngineTimeouts, LlamaEngine
     from headrace.engines.llama.vocabulary import Vocabulary
+    from headrace.telemetry.fleet_metrics import FleetCollector
     from headrace.telemetry.metrics import Metrics
 
-    engine = LlamaEngine(
-        start_message(config, model_path, served_model_names(config)[0]),
-        EngineTimeouts(config.engine.start_timeout_s, config.engine.stall_timeout_s),
-    )
+    embedded: LlamaEngine | None = None
+    if model_path is not None:
+        embedded = LlamaEngine(
+            start_message(config, model_path, served_model_names(config)[0]),
+            EngineTimeouts(config.engine.start_timeout_s, config.engine.stall_timeout_s),
+        )
     live = LiveConfig(config)
     metrics = Metrics(__version__)
+    fleet: Fleet | None = None
+    engine: Engine
+    if config.groups:
+        post = None if config.fleet.alert_webhook is None else webhook(config.fleet.alert_webhook)
+        engine = fleet = Fleet(config, embedded=embedded, version=__version__, post_alerts=post)
+        metrics.watch_fleet(FleetCollector(fleet, lambda: iter(live.config.lanes), time.monotonic))
+    else:
+        assert embedded is not None
+        engine = embedded
     gateway = Gateway(live, engine, metrics, clock=time.monotonic)
     tuning = TunerLoop(
         live, metrics, lambda: engine.load, clock=time.monotonic, sleep=asyncio.sleep, randomness=random.Random()
     )
-    starting = asyncio.create_task(engine.start(), name="headrace-engine-start")
+    starting = asyncio.create_task(_start(embedded, fleet), name="headrace-engine-start")
     tuner = asyncio.create_task(tuning.run(), name="headrace-tuner")
     try:
-        tokenizer = await asyncio.to_thread(lambda: Vocabulary.from_file(library.load(), model_path))
+        tokenizer: Tokenizer = NoVocabulary()
+        if model_path is not None:
+            path = model_path
+            tokenizer = await asyncio.to_thread(lambda: Vocabulary.from_file(library.load(), path))
         app = create_app(
             Deps(
                 live=live,
@@ -177,11 +229,14 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
                 wall_clock=time.time,
                 new_id=lambda: secrets.token_hex(12),
                 started_at_s=time.time(),
+                fleet=fleet,
             )
         )
 
         async def reload() -> None:
             live.swap(_reloaded(options, config))
+            if fleet is not None:
+                fleet.reconfigure(live.config)
             log.info("configuration read again")
 
         def on_listening(host: str, port: int) -> None:
@@ -205,6 +260,28 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path) -> Non
         tuner.cancel()
         await asyncio.gather(starting, tuner, return_exceptions=True)
         await engine.close()
+        if embedded is not None:
+            await embedded.close()
+
+
+async def _start(embedded: Engine | None, fleet: Fleet | None) -> Ready | None:
+    """Start the embedded engine, the fleet or both. Remote engines may come later; an embedded one that cannot be
+    loaded ends the server, whose exception this is. None: nothing is ready yet."""
+    if fleet is None:
+        assert embedded is not None
+        return await embedded.start()
+    if embedded is None:
+        return await _start_fleet(fleet)
+    ready, _ = await asyncio.gather(embedded.start(), _start_fleet(fleet))
+    return ready
+
+
+async def _start_fleet(fleet: Fleet) -> Ready | None:
+    try:
+        return await fleet.start()
+    except EngineNotReady as error:
+        log.warning("%s; trying on", error)
+        return None
 
 
 def _reloaded(options: ServeOptions, started: Config) -> Config:
@@ -216,7 +293,7 @@ def _reloaded(options: ServeOptions, started: Config) -> Config:
     return fresh
 
 
-def _say_ready(task: asyncio.Task[Ready], config: Config, host: str, port: int) -> None:
+def _say_ready(task: asyncio.Task[Ready | None], config: Config, host: str, port: int) -> None:
     """Tell the person what is being served, in which memory, and which lane targets this machine can meet."""
     if task.cancelled() or task.exception() is not None:
         return
@@ -227,8 +304,12 @@ def _say_ready(task: asyncio.Task[Ready], config: Config, host: str, port: int) 
     gc.freeze()
     gc.collect()
     ready = task.result()
-    for line in ready_lines(ready):
-        log.info("%s", line)
+    if ready is None:
+        log.info("listening at http://%s:%d/v1; not ready before an engine is", host, port)
+        return
+    if config.embeds_engine:
+        for line in ready_lines(ready):
+            log.info("%s", line)
     if ready.measurement is not None:
         rows = report(config, ready.measurement)
         if sys.stderr.isatty():

@@ -1,10 +1,10 @@
 """Environment variables as configuration: ``HEADRACE_SERVER_PORT=9000`` is ``server.port: 9000``.
 
 ``HEADRACE_`` + section + ``_`` + key in capitals, for the sections ``model``, ``server``, ``engine``,
-``engine.scheduling`` (``HEADRACE_ENGINE_SCHEDULING_STRATEGY``) and ``control.tuner``, and
-``HEADRACE_DEFAULT_LANE`` and ``HEADRACE_LOG_LEVEL``. Lanes and tenants have names of the operator's and are
-written in the file only. A list is written as YAML (``[a, b]``) or with commas; ``null`` is no value where
-that is possible; an empty variable counts as not set.
+``engine.scheduling`` (``HEADRACE_ENGINE_SCHEDULING_STRATEGY``), ``control.tuner`` and ``fleet``, and
+``HEADRACE_DEFAULT_LANE``, ``HEADRACE_DEFAULT_GROUP`` and ``HEADRACE_LOG_LEVEL``. Lanes, groups and tenants have names
+of the operator's and are written in the file only. A list is written as YAML (``[a, b]``) or with commas; ``null`` is
+no value where that is possible; an empty variable counts as not set.
 
 ``HEADRACE_CONFIG``, ``HEADRACE_CACHE_DIR`` and ``HEADRACE_ADMIN_KEY`` are not keys. Any other ``HEADRACE_``
 name is somebody else's and is left alone, unless it begins like a section or is nearly a known name: then it is
@@ -89,8 +89,8 @@ def _unknown(name: str, known: Mapping[str, object]) -> str | None:
     sections = [top.encode_name.upper() for top in schema_type().fields]
     rest = name.removeprefix(PREFIX)
     if rest in sections or any(rest.startswith(f"{section}_") for section in sections):
-        if rest.split("_")[0] in ("LANES", "TENANTS"):
-            return "lanes and tenants are set in the configuration file, not in the environment"
+        if rest.split("_")[0] in ("LANES", "TENANTS", "GROUPS"):
+            return "lanes, groups and tenants are set in the configuration file, not in the environment"
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     else:
         near = difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)

@@ -10,6 +10,15 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from headrace.config.groups import (
+    DnsConfig,
+    FleetConfig,
+    GroupConfig,
+    ProbeConfig,
+    ReplicaConfig,
+    RetryConfig,
+    TimeoutConfig,
+)
 from headrace.config.schema import (
     BandConfig,
     Config,
@@ -23,6 +32,7 @@ from headrace.config.schema import (
     Tenant,
     TunerConfig,
 )
+from headrace.control.breaker import BreakerConfig
 from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 
 
@@ -77,6 +87,11 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "server": Note("The HTTP edge."),
             "engine": Note("The embedded engine."),
             "control": Note("What headrace changes by itself while it serves; live, by SIGHUP."),
+            "fleet": Note("What holds for all groups of engines."),
+            "groups": Note(
+                "Engines by group name; without any, the embedded engine serves every lane. Live, by SIGHUP."
+            ),
+            "default_group": Note("The group of lanes that name none; null: the only group there is."),
             "lanes": Note(
                 "Classes of traffic by name. They merge over the default lanes, key by key; a lane set to"
                 " null is removed."
@@ -141,6 +156,10 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 "Within what prompts share KV: tenant, so that no time to a first token tells anything of another"
                 " tenant's prompts, or all."
             ),
+            "kv_gate": Note(
+                "What serve does when a band's kv_dtype has no result of the gate for this model: require stops with"
+                " the command that makes one, run makes it first."
+            ),
         },
         KvMemoryConfig: {
             "budget_bytes": Note(
@@ -172,6 +191,17 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "max_sequences": _count("Sequences of the band at once.", maximum=256),
             "max_running": _count(
                 "How many of the band's sequences may run at once; null: all of max_sequences.", maximum=256
+            ),
+            "kv_dtype": Note(
+                "How keys and values are kept: f16, q8_0 (17/32 of its memory) or q4_0 (9/32); the latter two only"
+                " where `headrace kv gate` found them good enough for this model."
+            ),
+            "layout": Note(
+                "How the band's KV memory is laid out: contiguous gives each sequence a stream of cells; paged takes"
+                " cells one by one from a pool as large as all streams, so a shared prefix is held once and steps are"
+                " slower; chunked is contiguous with prompts computed 128 tokens at a time, which saves intermediate"
+                " results and no KV; streaming is contiguous, with parked sequences in files at once (needs"
+                " kv_memory.spill_dir): no layer reads cells from disk while it computes."
             ),
         },
         SchedulingConfig: {
@@ -217,6 +247,85 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "max_steps": _count("Steps that a knob may be away from its configured value.", maximum=4),
             "violation_penalty": Note("Good requests that one missed SLO takes from the reward.", 0, 100),
         },
+        FleetConfig: {
+            "zone": Note("The zone of this gateway; null: no zone is preferred."),
+            "zone_cost_s": _seconds("What a replica in another zone costs more when one is chosen.", above=False),
+            "alert_webhook": Note(
+                "Where alerts go as Alertmanager's JSON (http://HOST:9093/api/v2/alerts); null: only into the log."
+            ),
+            "prefix_blocks": _count("Blocks of 256 bytes of prompts that are remembered, over all groups."),
+            "session_memory_s": _seconds("How long a session's replica is remembered.", maximum=86400),
+        },
+        GroupConfig: {
+            "kind": Note("What the engines are; openai: any OpenAI-compatible server, embedded: headrace's own."),
+            "model": Note("The name that the engines know the model by; clients may use it too."),
+            "description": Note("For people."),
+            "replicas": Note("The group's servers."),
+            "dns": Note("Names whose addresses are the group's servers."),
+            "file": Note("A YAML file with the key replicas, read again when it changes; null: none."),
+            "api_key": Note("The key that the engines want, as env:NAME; null: none."),
+            "priority_order": Note(
+                "What the engines make of a request's priority; none: they are not told. vLLM: lower_first, with"
+                " --scheduling-policy priority."
+            ),
+            "max_in_flight": _count("Requests that a replica has at once at most.", maximum=65536),
+            "min_in_flight": _count("The least that a replica's limit falls to.", maximum=65536),
+            "max_context_tokens": _tokens("Prompt and answer of a request at most; null: what the engine says."),
+            "queue_wait_s": _seconds("How long a request waits for a place before it fails."),
+            "unavailable_wait_s": _seconds("How long it waits while no replica is well.", above=False),
+            "timeouts": Note("Limits of one request."),
+            "health": Note("How it is found out whether a replica is well."),
+            "retry": Note("Further tries of a request that failed."),
+        },
+        ReplicaConfig: {
+            "url": Note("http://HOST:PORT, without /v1."),
+            "zone": Note("Where it is; null: nowhere in particular."),
+            "weight": Note("How much it takes of what is shared evenly.", 0.01, 100),
+            "draining": Note("Whether it gets no new requests."),
+        },
+        DnsConfig: {
+            "url": Note("http://NAME:PORT; every address of NAME is a replica."),
+            "zone": Note("Where they are; null: nowhere in particular."),
+            "weight": Note("How much each takes of what is shared evenly.", 0.01, 100),
+            "refresh_s": _seconds("How often the name is asked again."),
+        },
+        TimeoutConfig: {
+            "connect_s": _seconds("For a connection."),
+            "first_token_s": _seconds("From sending to the first token."),
+            "between_tokens_s": _seconds("Between two tokens."),
+            "total_s": _seconds("For the whole answer, waiting and further tries included.", maximum=86400),
+        },
+        ProbeConfig: {
+            "path": Note("What is asked for; null: /health (vllm, sglang, llama-server), /ready, or /v1/models."),
+            "interval_s": _seconds("How often it is asked."),
+            "timeout_s": _seconds("How long the answer may take."),
+            "unhealthy_after": _count("Probes in a row that fail until it is not well.", maximum=1000),
+            "healthy_after": _count("Probes in a row that succeed until it is well again.", maximum=1000),
+            "failures": _count("Requests in a row that fail until it rests.", maximum=1000),
+            "rest_s": _seconds("How long it rests at first; then one request tries it."),
+            "max_rest_s": _seconds("How long it rests at most."),
+            "progress_s": _seconds("How long begun streams may all be silent."),
+            "metrics": Note("Whether to read its /metrics."),
+            "metrics_stale_s": _seconds("How long what they said counts; then it counts as not known."),
+        },
+        RetryConfig: {
+            "tries": _count("Tries of a request in all.", maximum=10),
+            "backoff_s": _seconds("The longest pause before the second try; doubled for the next.", above=False),
+            "budget": Note("Further tries for each request that came, on average.", 0, 10),
+            "reserve": _count("Further tries that may be saved up.", minimum=0),
+        },
+        BreakerConfig: {
+            "enabled": Note("Whether there is one."),
+            "p99_ttft_s": _seconds("It opens when the averaged P99 of the time to the first token is above this."),
+            "window_s": _seconds("The length of a window."),
+            "windows": _count("Windows whose P99s are averaged.", maximum=1000),
+            "min_requests": _count("Windows with fewer ended requests are left out."),
+            "failures": _count("Requests in a row that fail and open it at once.", maximum=10_000),
+            "cool_down_s": _seconds("How long it stays open before requests try the replica."),
+            "max_cool_down_s": _seconds("How long at most, when tries fail again and again."),
+            "probes": _count("Tries that must all be fast enough for it to close.", maximum=100),
+            "batch_cap": _count("Requests that the replica has at once at most while it is not closed.", maximum=65536),
+        },
         Lane: {
             "description": Note("For people."),
             "slo": Note("Targets that 99 % of the lane's requests must meet."),
@@ -225,6 +334,10 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "max_running": _count("Sequences of the lane in the engine at once; null: no cap of its own."),
             "max_queue": _count(
                 "Requests of the lane waiting for a place, 429 beyond it; null: no cap of its own.", minimum=0
+            ),
+            "min_kv_dtype": Note(
+                "The coarsest precision of KV that the lane takes: its sequences go only to bands with at least that;"
+                " null: to any."
             ),
             "max_prompt_tokens": _tokens("The longest prompt that the lane takes, 400 beyond it; null: any."),
             "max_tokens": _tokens("The cap on a request's output tokens; null: none."),
@@ -242,13 +355,19 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 1,
                 1000,
             ),
-            "fallback": Note("The cheaper answer of overload: degrade."),
+            "fallback": Note("The cheaper answer of overload: degrade, and of a group that cannot serve."),
+            "group": Note("The group of engines that serves the lane; null: default_group."),
+            "hedge_after_s": _seconds(
+                "After this long without a first token a second replica gets the request too; null: never."
+            ),
+            "breaker": Note("When a replica of the group is too slow for this lane."),
         },
         Fallback: {
             "max_tokens": _tokens("Output tokens of a degraded answer at most; null: no fewer than asked for."),
             "model": Note(
-                "The model that answers; null or a name of the served model, since there is no other one to route to."
+                "The model that the fallback group is asked for; without groups, a name of the served model."
             ),
+            "group": Note("The group that takes over when the lane's own cannot serve it; null: none."),
         },
         SLO: {
             "p99_ttft_s": _seconds("Time to first token: sent to first token; null: no target.", maximum=86400),

@@ -41,6 +41,11 @@ def _fixed(config: Config) -> dict[str, object]:
         "model.source": config.model.source,
         "server.host": config.server.host,
         "server.port": config.server.port,
+        "groups (whether there are any, and which is embedded)": (
+            bool(config.groups),
+            [name for name, group in config.groups.items() if group.kind == "embedded"],
+        ),
+        "fleet.alert_webhook": config.fleet.alert_webhook,
     }
 
 

@@ -9,6 +9,9 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
+from headrace.config.groups import FleetConfig, GroupConfig
+from headrace.kv.band_layout import BandLayout
+from headrace.kv.precision import KvDtype
 from headrace.kv.tiers.codec_rule import CodecRule
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import Lane
@@ -80,11 +83,14 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True):
 class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A range of context length: sequences up to ``max_context_tokens`` (and longer than the band below),
     at most ``max_sequences`` at once. KV memory is there for ``max_sequences``; ``max_running`` lets fewer of
-    them run, and is live (the knob ``band_caps.N``)."""
+    them run, and is live (the knob ``band_caps.N``). KV is kept at ``kv_dtype``; anything but f16 needs a result of
+    ``headrace kv gate`` for this model. ``layout`` says how its memory is laid out."""
 
     max_context_tokens: int
     max_sequences: int
     max_running: int | None = None
+    kv_dtype: KvDtype = "f16"
+    layout: BandLayout = "contiguous"
 
 
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,6 +169,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     self_measure: bool = True
     prefix_cache: bool = True
     prefix_sharing: PrefixSharing = "tenant"
+    kv_gate: Literal["require", "run"] = "require"
 
 
 class TunerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,13 +193,26 @@ class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """One whole configuration. ``default_lane`` takes what no rule recognises."""
+    """One whole configuration. ``default_lane`` takes what no rule recognises. Without ``groups`` the embedded engine
+    serves every lane; with them ``default_group`` serves the lanes that name none (None: the only group there is)."""
 
     model: ModelConfig = ModelConfig()
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     control: ControlConfig = ControlConfig()
+    fleet: FleetConfig = FleetConfig()
+    groups: dict[str, GroupConfig] = {}
+    default_group: str | None = None
     lanes: dict[str, Lane] = field(default_factory=default_lanes)
     default_lane: str = "interactive"
     tenants: dict[str, Tenant] = {}
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def embeds_engine(self) -> bool:
+        """Whether headrace runs its own engine."""
+        return not self.groups or any(group.kind == "embedded" for group in self.groups.values())
+
+    def group_of(self, lane: Lane) -> str:
+        """The name of the lane's group; call it only where there are groups."""
+        return lane.group or self.default_group or next(iter(self.groups))

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.config.fields import Note, notes
+from headrace.config.groups import DnsConfig, GroupConfig, ReplicaConfig
 from headrace.config.schema import Config, Tenant
 from headrace.lanes.lane import SLO, Fallback, Lane, LaneMatch
 
@@ -30,10 +31,13 @@ def template() -> str:
     table = notes()
     config = Config()
     lines = [_HEAD]
-    for name in ("model", "server", "engine", "control"):
+    for name in ("model", "server", "engine", "control", "fleet"):
         section = getattr(config, name)
         lines += [*_comment(table[Config][name], ""), f"{name}:"]
         lines += [*_section(section, table, "  "), ""]
+    lines += [*_comment(table[Config]["groups"], ""), "# A group with every setting:"]
+    lines += [f"#   {line}" for line in example_group().splitlines()]
+    lines += ["groups: {}", "", *_comment(table[Config]["default_group"], ""), "default_group: null", ""]
     lines += [*_comment(table[Config]["lanes"], ""), "lanes:"]
     lines += ["  # A lane with every setting:"]
     lines += [f"  # {line}" for line in example_lane().splitlines()]
@@ -65,6 +69,18 @@ def example_lane() -> str:
         fallback=Fallback(max_tokens=64),
     )
     return "\n".join(["support:", *_section(lane, notes(), "  ")])
+
+
+def example_group() -> str:
+    """A group ``short`` with every key, as YAML to go under ``groups:``."""
+    group = GroupConfig(
+        kind="vllm",
+        model="served-model",
+        description="short contexts",
+        replicas=(ReplicaConfig("http://10.0.0.5:8000", zone="a"), ReplicaConfig("http://10.0.1.5:8000", zone="b")),
+        dns=(DnsConfig("http://short.engines.example:8000"),),
+    )
+    return "\n".join(["short:", *_section(group, notes(), "  ")])
 
 
 def example_tenant() -> str:

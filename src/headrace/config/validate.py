@@ -12,11 +12,13 @@ from typing import Final
 import msgspec
 
 from headrace.config.fields import Note, notes
+from headrace.config.group_checks import group_problems
 from headrace.config.model_names import served_model_names
 from headrace.config.problems import Problem
 from headrace.config.schema import Config, Tenant
 from headrace.config.shape import nearest
 from headrace.errors import ConfigError
+from headrace.kv.precision import at_least
 from headrace.lanes.lane import Lane
 from headrace.lanes.tenants import configured_digest
 from headrace.scheduling.knobs import marks_problem
@@ -41,6 +43,7 @@ def validate(config: Config, env: Mapping[str, str]) -> list[Problem]:
         *_tiers(config),
         *scheduling_problems(config),
         *_lanes(config),
+        *group_problems(config, env),
         *_keys(config, env),
         *_tenants(config),
     ]
@@ -90,12 +93,21 @@ def _bands(config: Config) -> Iterator[Problem]:
     bands = config.engine.bands
     if not bands:
         yield Problem("engine.bands", "at least one band is needed")
+    for index, band in enumerate(bands):
+        if band.layout == "streaming" and config.engine.kv_memory.spill_dir is None:
+            yield Problem(
+                f"engine.bands[{index}].layout", "streaming keeps parked sequences in files: set kv_memory.spill_dir"
+            )
     for index in range(1, len(bands)):
-        below, here = bands[index - 1].max_context_tokens, bands[index].max_context_tokens
-        if here <= below:
+        below, here = bands[index - 1], bands[index]
+        finer = here.kv_dtype != below.kv_dtype and at_least(here.kv_dtype, below.kv_dtype)
+        if here.max_context_tokens < below.max_context_tokens or (
+            here.max_context_tokens == below.max_context_tokens and not finer
+        ):
             yield Problem(
                 f"engine.bands[{index}].max_context_tokens",
-                f"bands must ascend: {here} is not above {below}",
+                f"bands must ascend: {here.max_context_tokens} is not above {below.max_context_tokens}"
+                + (" (of one length, the finer kv_dtype comes second)" if here.kv_dtype != below.kv_dtype else ""),
             )
 
 
@@ -139,6 +151,8 @@ def _lanes(config: Config) -> Iterator[Problem]:
             yield Problem(where, "a lane's name is lower-case letters, digits, - and _, at most 63")
         yield from _lane_limits(where, lane)
         yield from _overload(config, where, lane)
+        if config.engine.bands and not any(at_least(band.kv_dtype, lane.min_kv_dtype) for band in config.engine.bands):
+            yield Problem(f"{where}.min_kv_dtype", f"no band keeps KV at {lane.min_kv_dtype} or finer")
         for what, key, value in _recognised_by(lane):
             owner = owners.setdefault((what, value), name)
             if owner != name:
@@ -170,7 +184,7 @@ def _lane_limits(where: str, lane: Lane) -> Iterator[Problem]:
 def _overload(config: Config, where: str, lane: Lane) -> Iterator[Problem]:
     fallback = lane.fallback
     served = served_model_names(config)
-    if fallback.model is not None and fallback.model not in served:
+    if fallback.model is not None and not config.groups and fallback.model not in served:
         yield Problem(
             f"{where}.fallback.model",
             f"there is no model {fallback.model[:64]!r} to fall back to: only the served model exists"

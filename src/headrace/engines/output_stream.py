@@ -11,10 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from headrace.errors import EngineError
 from headrace.messages.engine import SequenceOutput
 
+MOST_UNREAD: Final = 64
+
+Pressure = Callable[[bool], None]
 Sink = Callable[[SequenceOutput], bool]
 """Takes an output on the spot (True), or leaves it to the iterator (False). Must not raise."""
 
@@ -26,7 +30,7 @@ class OutputStream:
     closed before its end.
     """
 
-    __slots__ = ("_abort", "_begin", "_ended", "_items", "_sink", "_started", "_waiter")
+    __slots__ = ("_abort", "_begin", "_ended", "_items", "_pressed", "_pressure", "_sink", "_started", "_waiter")
 
     def __init__(self, begin: Callable[[OutputStream], None], abort: Callable[[OutputStream], None]) -> None:
         self._begin = begin
@@ -34,6 +38,8 @@ class OutputStream:
         self._items: deque[SequenceOutput | EngineError] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
+        self._pressure: Pressure | None = None
+        self._pressed = False
         self._started = False
         self._ended = False
 
@@ -44,6 +50,16 @@ class OutputStream:
         dealt with. The last output and errors always go to the reader.
         """
         self._sink = sink
+
+    def bound(self, pressure: Pressure) -> None:
+        """Say to ``pressure`` when ``MOST_UNREAD`` outputs wait for a reader that is slow (True), and when it has
+        caught up (False). Whoever pushes bounds memory by that."""
+        self._pressure = pressure
+
+    @property
+    def pressed(self) -> bool:
+        """Whether so many outputs wait that no more should come."""
+        return self._pressed
 
     def push(self, item: SequenceOutput | EngineError) -> None:
         """Hand over an output, or the error that ends the stream."""
@@ -60,6 +76,18 @@ class OutputStream:
         self._items.append(item)
         if waiter is not None and waiting:
             waiter.set_result(None)
+        elif self._pressure is not None and not self._pressed and len(self._items) >= MOST_UNREAD:
+            self._pressed = True
+            self._pressure(True)
+
+    def fail(self, error: EngineError) -> None:
+        """End the stream with an error for its reader, and abort what runs behind it."""
+        if self._started and not self._ended:
+            self._items.append(error)
+            waiter = self._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+            self._abort(self)
 
     def __aiter__(self) -> OutputStream:
         return self
@@ -72,7 +100,7 @@ class OutputStream:
             try:
                 self._begin(self)
             except EngineError:
-                self._ended = True
+                self._let_go()
                 raise
         while not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -84,15 +112,29 @@ class OutputStream:
             finally:
                 self._waiter = None
         item = self._items.popleft()
+        if self._pressed and self._pressure is not None and len(self._items) <= MOST_UNREAD // 4:
+            self._pressed = False
+            self._pressure(False)
         if isinstance(item, EngineError):
-            self._ended = True
+            self._let_go()
             raise item
         if item.finish is not None:
-            self._ended = True
+            self._let_go()
         return item
 
     async def aclose(self) -> None:
         """End the stream; aborts the sequence when it has begun and not ended."""
         if self._started and not self._ended:
             self._abort(self)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """It has ended: whoever made it and reads it is let go of. They hold it in turn, and thousands of such cycles
+        would wait for the collector, whose pauses every other stream would see."""
         self._ended = True
+        self._begin = self._abort = _nothing
+        self._sink = self._pressure = None
+
+
+def _nothing(_: OutputStream) -> None:
+    return

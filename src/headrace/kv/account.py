@@ -61,7 +61,8 @@ class KvLimits:
 
     stream_tokens: Sequence[tuple[int, int]]
     """Per band: tokens of a stream, and how many streams."""
-    bytes_per_token: int
+    token_bytes: Sequence[int]
+    """Per band: KV bytes of a token."""
     bytes: Mapping[KvPlace, int | None] = field(default_factory=dict)
 
 
@@ -133,7 +134,7 @@ def _holding_problem(holding: KvHolding, limits: KvLimits) -> str | None:
         most = limits.stream_tokens[holding.band][0]
         if holding.tokens > most:
             return f"{holding.name} has {holding.tokens} tokens in a stream of {most}"
-        if holding.bytes != holding.tokens * limits.bytes_per_token:
+        if holding.bytes != holding.tokens * limits.token_bytes[holding.band]:
             return f"{holding.name} has {holding.bytes} bytes for {holding.tokens} tokens"
     elif holding.band is not None:
         return f"{holding.name} is in {holding.place} and in band {holding.band} at once"

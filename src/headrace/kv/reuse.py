@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from headrace.kv.precision import KvDtype, at_least, coarser
 from headrace.kv.prefix_tree import PrefixTree, Watch
 from headrace.kv.residents import IdleResidents
 from headrace.kv.sources import (
+    CONVERT_S_PER_TOKEN,
     Candidate,
     CarryTime,
     Placement,
@@ -69,6 +71,11 @@ class PrefixReuse:
     ``can_truncate`` is False for models whose memory cannot drop a sequence's last tokens (recurrent and hybrid
     ones): there only a holder whose whole sequence begins the prompt is of use. It may be found out late. ``copies``
     says whether the engine copies streams inside libllama (``sources``).
+
+    **Precision.** KV that once was coarser than its band keeps (its sequence came up from a band of less precision)
+    stays worn until it is computed again. A sequence begins only with KV that is at least as precise as the band that
+    it enters, so that a band's answers are what its precision gives. ``can_convert``: whether the engine can turn KV of
+    one precision into another; without it, nothing is carried between bands that differ.
     """
 
     def __init__(self, bands: Sequence[Band], *, can_truncate: bool = True, copies: bool = False) -> None:
@@ -79,7 +86,10 @@ class PrefixReuse:
         self._residents: IdleResidents[Slot] = IdleResidents()
         self._waiting: dict[str, _Waiting] = {}
         self._live: list[dict[int, _Live]] = [{} for _ in bands]
+        self._worn: dict[Slot, KvDtype] = {}
+        self.can_convert = True
         self.carry_time = CarryTime()
+        self.convert_time = CarryTime(CONVERT_S_PER_TOKEN)
         self.totals = ReuseTotals()
 
     # ----------------------------------------------------------------------------------------------- waiting
@@ -164,7 +174,9 @@ class PrefixReuse:
 
     def times(self, times: StepTimes, chunk_tokens: int) -> SourceTimes:
         """What every way of getting a prefix takes, as predicted now."""
-        return SourceTimes(times, self.carry_time.s_per_token, chunk_tokens, self._copies)
+        return SourceTimes(
+            times, self.carry_time.s_per_token, chunk_tokens, self._copies, self.convert_time.s_per_token
+        )
 
     def _choices(self, band: int, now_s: float, times: SourceTimes, gap_s: float) -> list[StreamChoice]:
         worth_s = {
@@ -179,11 +191,25 @@ class PrefixReuse:
             slot, length = match.holder, self._tree.tokens(match.holder)
             if not self.can_truncate and min(match.tokens, watch.tokens - 1) < length:
                 continue
+            if not self._precise_enough(slot, band):
+                continue
             take_s = None
             if slot.band == band and slot in self._residents:
                 gap = gap_s if apart(slot.stream, self._live[band]) else 0.0
                 take_s = self._loss_s(slot, match.tokens, now_s, times) + gap
             yield Candidate(slot, match.tokens, length, take_s)
+
+    def _precise_enough(self, slot: Slot, band: int) -> bool:
+        """Whether a sequence that enters ``band`` may begin with what is in ``slot``."""
+        wanted = self._bands[band].kv_dtype
+        if self._bands[slot.band].kv_dtype != wanted and not self.can_convert:
+            return False
+        return at_least(self.precision(slot), wanted)
+
+    def conversion_pays(self, tokens: int, times: StepTimes, *, chunk_tokens: int) -> bool:
+        """Whether turning the KV of ``tokens`` into another precision is predicted to take less than computing it."""
+        source_times = self.times(times, chunk_tokens)
+        return self.can_convert and source_times.convert_s_per_token * tokens < source_times.compute_s(0, tokens)
 
     def _loss_s(self, slot: Slot, kept_tokens: int, now_s: float, times: SourceTimes) -> float:
         """Time that is expected to be lost when a resident loses all after its first ``kept_tokens``."""
@@ -195,9 +221,18 @@ class PrefixReuse:
 
     # --------------------------------------------------------------------------------------------- what happens
 
-    def began(self, request_id: str, placement: Placement, now_s: float, *, kept_tokens: int | None = None) -> None:
+    def began(
+        self,
+        request_id: str,
+        placement: Placement,
+        now_s: float,
+        *,
+        kept_tokens: int | None = None,
+        precision: KvDtype | None = None,
+    ) -> None:
         """The sequence runs in ``placement.slot``, which holds its first ``kept_tokens`` tokens (None: as planned;
-        0 when libllama refused). A resident that was there and is not its source is gone."""
+        0 when libllama refused), of ``precision`` where that is coarser than the band's. A resident that was there and
+        is not its source is gone."""
         waiting = self._waiting.pop(request_id)
         slot, source = placement.slot, placement.source
         kept = source.tokens if kept_tokens is None else kept_tokens
@@ -208,6 +243,8 @@ class PrefixReuse:
         else:
             self.cleared(slot)
             self._tree.add_prefix(slot, waiting.watch, kept)
+        if kept and precision is not None:
+            self._wear(slot, precision)
         self._live[slot.band][slot.stream] = _Live(waiting.group, hits if source.kind == "take_over" else 0)
         self._count(source, waiting, kept)
         self._tree.unwatch(waiting.watch)
@@ -235,6 +272,14 @@ class PrefixReuse:
         """The KV of ``tokens`` was added to a live stream."""
         self._tree.extend(slot, tokens)
 
+    def _wear(self, slot: Slot, precision: KvDtype) -> None:
+        if coarser(precision, self._bands[slot.band].kv_dtype) != self._bands[slot.band].kv_dtype:
+            self._worn[slot] = precision
+
+    def precision(self, slot: Slot) -> KvDtype:
+        """The coarsest precision that the KV in ``slot`` went through."""
+        return self._worn.get(slot, self._bands[slot.band].kv_dtype)
+
     def ended(self, slot: Slot, now_s: float) -> None:
         """Nobody runs in the stream any more, and its KV stays where it is: it is a resident from now on."""
         live = self._live[slot.band].pop(slot.stream)
@@ -242,14 +287,18 @@ class PrefixReuse:
             self._residents.keep(slot, live.group, live.hits, now_s)
         else:
             self._tree.remove(slot)
+            self._worn.pop(slot, None)
 
     def moved(self, old: Slot, new: Slot) -> None:
         """A live sequence and all its KV are now in ``new``; ``old`` is empty. A resident that was in ``new`` is
         gone. Raises ValueError when somebody runs in ``new``."""
         if new.stream in self._live[new.band]:
             raise ValueError(f"somebody runs in {new}")
+        precision = self.precision(old)
         self.cleared(new)
         self._tree.rename(old, new)
+        self._worn.pop(old, None)
+        self._wear(new, precision)
         self._live[new.band][new.stream] = self._live[old.band].pop(old.stream)
 
     def exchanged(self, old: Slot, new: Slot) -> None:
@@ -259,15 +308,19 @@ class PrefixReuse:
             raise ValueError(f"somebody runs in {new}")
         self._residents.rename(new, old)
         self._tree.exchange(old, new)
+        worn = {one: self._worn.pop(other) for one, other in ((old, new), (new, old)) if other in self._worn}
+        self._worn |= worn
         self._live[new.band][new.stream] = self._live[old.band].pop(old.stream)
 
     def restarted(self, slot: Slot) -> None:
         """A live stream lost its KV, and its sequence is computed again in it."""
         self._tree.truncate(slot, 0)
+        self._worn.pop(slot, None)
 
     def cleared(self, slot: Slot) -> None:
         """The stream is empty, whatever was in it. Nothing happens when it was."""
         self._live[slot.band].pop(slot.stream, None)
+        self._worn.pop(slot, None)
         if slot in self._residents:
             self._residents.drop(slot)
             self.totals.evicted += 1
@@ -277,12 +330,13 @@ class PrefixReuse:
     # ------------------------------------------------------------------------------------------ for the stores
 
     def unsaved(self) -> list[Slot]:
-        """Residents that the stores (``kv.tiers``) have not been shown, longest idle first."""
-        return [slot for slot in self._residents.holders() if not self._residents.saved(slot)]
+        """Residents that the stores (``kv.tiers``) have not been shown and may have, longest idle first."""
+        return [slot for slot in self._residents.holders() if self.storable(slot) and not self._residents.saved(slot)]
 
-    def resident(self, slot: Slot) -> bool:
-        """Whether the stream keeps an ended sequence's KV."""
-        return slot in self._residents
+    def storable(self, slot: Slot) -> bool:
+        """Whether the stream keeps an ended sequence's KV, as precise as its band keeps it: the stores tell blocks
+        apart by what a band keeps, not by what they went through before."""
+        return slot in self._residents and slot not in self._worn
 
     def saved(self, slot: Slot) -> None:
         """The stores have what they want of the resident in ``slot``. Raises KeyError when there is none."""
@@ -316,6 +370,11 @@ class PrefixReuse:
         return list(self._waiting)
 
     @property
+    def resident_slots(self) -> list[Slot]:
+        """Streams that keep an ended sequence's KV."""
+        return self._residents.holders()
+
+    @property
     def resident_tokens(self) -> int:
         """Tokens that residents hold."""
         return sum([self._tree.tokens(slot) for slot in self._residents.holders()])
@@ -334,6 +393,8 @@ class PrefixReuse:
         idle = set(self._residents.holders())
         if live & idle:
             return f"live and a resident at once: {sorted(live & idle, key=lambda s: (s.band, s.stream))}"
+        if not set(self._worn) <= live | idle:
+            return f"{sorted(self._worn, key=lambda s: (s.band, s.stream))} are worn, some of them empty"
         if live | idle != set(self._tree.holders()):
             return f"{len(live)} live and {len(idle)} idle streams, but {len(self._tree)} hold something"
         return None

@@ -3,6 +3,7 @@ hardware whose single step takes longer, and ``serve`` says so at start."""
 
 from __future__ import annotations
 
+from headrace.control.breaker import BreakerConfig
 from headrace.lanes.lane import SLO, Lane, LaneMatch
 
 
@@ -51,6 +52,7 @@ def default_lanes() -> dict[str, Lane]:
             slo=SLO(),
             priority=50,
             match=LaneMatch(path_prefixes=("/long",), prompt_tokens_over=8192),
+            breaker=BreakerConfig(p99_ttft_s=30.0),
             typical_prompt_tokens=16384,
             typical_output_tokens=256,
             weight=2.0,
@@ -60,6 +62,7 @@ def default_lanes() -> dict[str, Lane]:
             slo=SLO(),
             priority=100,
             match=LaneMatch(path_prefixes=("/batch",)),
+            breaker=BreakerConfig(p99_ttft_s=30.0),
             typical_prompt_tokens=1024,
             typical_output_tokens=256,
         ),

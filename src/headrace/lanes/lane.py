@@ -6,6 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.control.breaker import BreakerConfig
+from headrace.kv.precision import KvDtype
+
 Overload = Literal["shed", "degrade", "queue"]
 
 
@@ -30,11 +33,13 @@ class LaneMatch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A cheaper answer for when the full one would come too late: at most ``max_tokens`` output tokens, by
-    ``model``. Only the served model exists, so ``model`` is None or one of its names."""
+    """A cheaper answer for when the full one would come too late: at most ``max_tokens`` output tokens. Where there are
+    groups, ``group`` takes over when the lane's own cannot serve it (its breakers are open, no replica is well), with
+    ``model`` in place of that group's. Without groups only the served model exists: ``model`` is one of its names."""
 
     max_tokens: int | None = None
     model: str | None = None
+    group: str | None = None
 
 
 class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,11 +49,14 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     requests waiting for a place (429 beyond it); None means no cap of its own. ``max_tokens`` caps and
     ``default_max_tokens`` fills in a request's output length. ``typical_prompt_tokens`` and
     ``typical_output_tokens`` describe the request for which ``serve`` says at start whether this machine
-    can meet the SLO.
+    can meet the SLO. Sequences run only in bands that keep KV at least at ``min_kv_dtype``.
 
     ``weight`` is the lane's share of engine time under contention, against the other lanes' weights. ``overload``
     says what becomes of a request whose answer is predicted to come later than ``patience`` times its target: it is
     shed, degraded to ``fallback`` (shed when that is too late as well), or queued all the same.
+
+    Where there are groups, ``group`` serves the lane (None: ``default_group``), ``breaker`` says when a replica is too
+    slow for it, and a request without a first token after ``hedge_after_s`` is sent to a second replica too.
     """
 
     description: str = ""
@@ -57,6 +65,7 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     match: LaneMatch = LaneMatch()
     max_running: int | None = None
     max_queue: int | None = None
+    min_kv_dtype: KvDtype | None = None
     max_prompt_tokens: int | None = None
     max_tokens: int | None = None
     default_max_tokens: int | None = None
@@ -66,3 +75,6 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     overload: Overload = "shed"
     patience: float = 10.0
     fallback: Fallback = Fallback()
+    group: str | None = None
+    hedge_after_s: float | None = None
+    breaker: BreakerConfig = BreakerConfig()

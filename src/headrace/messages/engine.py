@@ -12,11 +12,14 @@ from typing import Literal
 from msgspec import Struct
 
 from headrace.kv.account import KvHolding
+from headrace.kv.band_layout import BandLayout
+from headrace.kv.precision import KvDtype, at_least
 from headrace.kv.tiers.codec_rule import CodecRule
 from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls", "content_filter"]
+"""The last two come from remote engines only."""
 PrefixSharing = Literal["tenant", "all"]
 """Whose requests may begin with KV that another one's prompt left: the same tenant's, or everybody's."""
 
@@ -61,7 +64,8 @@ class TierPlan(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences).
+    """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences);
+    ``kv_dtypes`` the precision of each one's KV (beyond the list's end: f16), ``layouts`` its layout (contiguous).
 
     ``threads`` None leaves the number to the engine, which then follows what other processes use. ``prefix_cache``
     lets sequences begin with the KV that others have of the same first tokens, within ``prefix_sharing``.
@@ -86,6 +90,27 @@ class Start(Struct, frozen=True, tag="start"):
     spill_dir: str | None = None
     spill_bytes: int = 0
     kv_tiers: TierPlan | None = None
+    kv_dtypes: list[KvDtype] = []
+    layouts: list[BandLayout] = []
+
+
+class WireRequest(Struct, frozen=True):
+    """A request in the JSON of its client, for engines that take no token ids.
+
+    ``prompt`` is the JSON of ``messages`` or ``prompt``; ``fields`` are the other members that the engine gets as they
+    came, as JSON without the braces around them: no model, no limit of tokens, no ``stream`` (``Submit`` and the
+    engine say those). ``continuable``: an answer cut off may be taken up after its text, because nothing but text can
+    have come before (no tools, no constrained output, no log-probabilities). ``continued`` is the text of the answer
+    that was sent already, of ``continued_tokens`` tokens.
+    """
+
+    endpoint: Literal["chat", "completion"]
+    prompt: bytes
+    fields: bytes = b""
+    continuable: bool = True
+    continued: str = ""
+    continued_tokens: int = 0
+    model: str | None = None
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -95,6 +120,10 @@ class Submit(Struct, frozen=True, tag="submit"):
     ``deadline_s`` (first token due), ``finish_by_s`` (last token due), ``tpot_s`` (time per token between them) and
     ``priority`` (lower is more urgent) come from the lane; times are on the clock of ``arrived_s``.
     ``expected_tokens`` is the output length to expect, ``stream`` whether the client reads tokens as they come.
+    ``min_kv_dtype``: it runs only in bands that keep KV at least this precisely (None: in any).
+
+    ``wire`` is the request as a remote engine takes it. Without a vocabulary there are no ``prompt_tokens`` then, and
+    ``estimated_prompt_tokens`` says how many there should be. ``session`` names the conversation that it belongs to.
     """
 
     request_id: str
@@ -110,6 +139,15 @@ class Submit(Struct, frozen=True, tag="submit"):
     finish_by_s: float | None = None
     expected_tokens: int | None = None
     stream: bool = True
+    min_kv_dtype: KvDtype | None = None
+    wire: WireRequest | None = None
+    estimated_prompt_tokens: int = 0
+    session: str | None = None
+
+    @property
+    def prompt_count(self) -> int:
+        """How many tokens the prompt has, or should have."""
+        return len(self.prompt_tokens) or self.estimated_prompt_tokens
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -164,6 +202,10 @@ class SequenceOutput(Struct, frozen=True, array_like=True, omit_defaults=True):
     held back. ``token_ids`` are the tokens sampled in this step (normally one). On the last output
     ``finish`` is set and every held-back byte has been released. The first output carries ``queue_wait_s`` and
     ``cached_tokens``: how many prompt tokens did not have to be computed.
+
+    Of remote engines: ``more_tokens`` counts tokens whose ids are not known, ``delta`` is the JSON of what came
+    besides text (tool calls, reasoning), and with ``finish`` ``error`` ``refused_status`` is the HTTP status with which
+    the engine refused the request as its client's fault (0: it did not). An id of -1 in log-probabilities is unknown.
     """
 
     request_id: str
@@ -177,6 +219,14 @@ class SequenceOutput(Struct, frozen=True, array_like=True, omit_defaults=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queue_wait_s: float | None = None
+    more_tokens: int = 0
+    delta: bytes | None = None
+    refused_status: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.token_ids) + self.more_tokens
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
@@ -236,7 +286,8 @@ class EngineLoad(Struct, frozen=True):
     time until long requests are taken again. ``kv_waste`` is the share of used streams' cells that hold nothing.
     ``parked`` sequences have ``parked_bytes`` in memory, ``spilled`` of them ``spilled_bytes`` in files. Since the
     engine started: each level was come to ``kv_level_entries`` times, ``kv_parked`` sequences gave up their stream for
-    want of memory, ``kv_spills`` states went to a file, ``kv_dropped`` were lost and are computed again."""
+    want of memory, ``kv_spills`` states went to a file, ``kv_dropped`` were lost and are computed again,
+    ``kv_conversions`` streams came from a band of another precision."""
 
     running: int
     waiting: int
@@ -280,15 +331,19 @@ class EngineLoad(Struct, frozen=True):
     kv_spills: int = 0
     kv_dropped: int = 0
     tiers: TierLoad | None = None
+    kv_conversions: int = 0
 
 
 class BandPlan(Struct, frozen=True):
-    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes."""
+    """One band's context: its longest sequence, how many at once, and the bytes of KV memory it takes at its
+    precision; how that is laid out."""
 
     max_context_tokens: int
     max_sequences: int
     kv_bytes: int
     created: bool = False
+    kv_dtype: KvDtype = "f16"
+    layout: BandLayout = "contiguous"
 
 
 class ModelInfo(Struct, frozen=True):
@@ -327,6 +382,14 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     reductions: list[str] = []
     processor: str = ""
     other_cores: float = 0.0
+
+    def longest_context(self, least: KvDtype | None) -> int:
+        """Tokens of the longest sequence that bands of at least this precision hold; 0 when there is none."""
+        if least is None:
+            return self.model.max_context_tokens
+        longest = max([band.max_context_tokens for band in self.bands if at_least(band.kv_dtype, least)], default=0)
+        return min(longest, self.model.max_context_tokens)
+
     memory_notes: list[str] = []
 
 

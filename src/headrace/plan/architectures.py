@@ -1,6 +1,6 @@
 """Architectures by name: data files that come with headrace, each with its origin and the date of that.
 
-A file holds the facts of a model's ``config.json`` that its KV memory depends on, and is read as one.
+A file holds the facts of a model's ``config.json`` that its KV memory and its arithmetic depend on, and is read as one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def architectures() -> dict[str, Architecture]:
     return {item.name: item for item in sorted(found, key=lambda item: item.name)}
 
 
-def describe_named(name: str) -> DescribedModel:
+def architecture_named(name: str) -> Architecture:
     """The architecture of this name or alias, capitals aside. Raises ModelError with the nearest names."""
     known = {label.lower(): item for item in architectures().values() for label in (item.name, *item.aliases)}
     found = known.get(name.lower())
@@ -49,5 +49,11 @@ def describe_named(name: str) -> DescribedModel:
         near = difflib.get_close_matches(name.lower()[:64], known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(architectures())}"
         raise ModelError(f"{name[:64]!r} is neither a file nor a known architecture; {hint}")
+    return found
+
+
+def describe_named(name: str) -> DescribedModel:
+    """The description of ``architecture_named``. Raises ModelError."""
+    found = architecture_named(name)
     source = f"{found.source}, {found.date}"
     return describe_fields(found.config, name=found.name, source=source, parameters=found.parameters)

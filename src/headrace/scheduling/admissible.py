@@ -46,7 +46,7 @@ class Room:
         oldest = min(state.waiting, key=lambda s: (s.arrived_s, s.request_id), default=None)
         if oldest is None or state.now_s - oldest.arrived_s < RESERVE_AFTER_S:
             return
-        band = first_band(oldest.known_tokens, oldest.limit_tokens, state.bands, state.knobs.band_margin_tokens)
+        band = band_of(oldest, state)
         if band is not None and self.admits(oldest.lane, band):
             memory.reserve(oldest)
 
@@ -77,6 +77,12 @@ class Room:
             self.lanes[sequence.lane] -= 1
 
 
+def band_of(sequence: SequenceState, state: SchedulerState) -> int | None:
+    """The band that a waiting sequence enters; None when none holds it."""
+    margin = state.knobs.band_margin_tokens
+    return first_band(sequence.known_tokens, sequence.limit_tokens, state.bands, margin, sequence.min_kv_dtype)
+
+
 def admissible(order: Iterable[SequenceState], room: Room, state: SchedulerState) -> list[tuple[SequenceState, int]]:
     """Who of ``order`` enters, first come first, and which band. Takes from ``room``.
 
@@ -90,7 +96,7 @@ def admissible(order: Iterable[SequenceState], room: Room, state: SchedulerState
             break
         if not room.lane_open(sequence.lane):
             continue
-        band = first_band(sequence.known_tokens, sequence.limit_tokens, state.bands, state.knobs.band_margin_tokens)
+        band = band_of(sequence, state)
         if band is None or not room.admits(sequence.lane, band) or not room.fits(sequence):
             continue
         room.take(sequence, band)

@@ -336,9 +336,9 @@ class _Prefill:
 
 
 def _moves(state: SchedulerState, view: RunningView) -> tuple[Move, ...]:
-    """One copy towards dense streams, in the first band where it pays."""
+    """One copy towards dense streams, in the first band where it pays. A pool has no holes between its rows."""
     for index, band in enumerate(view.bands):
-        if band.members > 1 and band.top >= band.members:
+        if band.members > 1 and band.top >= band.members and not state.bands[index].pooled:
             moves = moves_of(state.running, index, state.times)
             if moves:
                 return moves

@@ -4,10 +4,10 @@ A sequence is counted with the length that it is expected to end with, not with 
 what is used now finds the memory full when all have grown (watermarks on current usage thrash). Tokens are counted in
 whole blocks.
 
-Two bounds. Everybody must fit the budget. A long sequence, and one that was parked, must leave free what lies between
-the budget and ``long_most_tokens``: that part is for short ones, which come and go while a document stays, and it
-keeps a parked one from coming back only to be parked again. The first long one may fill the budget, and when nobody
-runs anybody may enter: else it never could.
+Two bounds. Everybody must fit the budget. A long sequence, and one that was parked or made way with its KV lost, must
+leave free what lies between the budget and ``long_most_tokens``: that part is for short ones, which come and go while a
+document stays, and it keeps one that made way from coming back only to make way again, for ever. The first
+long one may fill the budget, and when nobody runs anybody may enter: else it never could.
 
 Nobody waits for ever behind smaller ones that always find room: what the oldest needs that has waited for
 ``RESERVE_AFTER_S`` is kept free of others, who enter only beside it.
@@ -80,7 +80,7 @@ class MemoryRoom:
         is_long = need >= limits.long_tokens
         if sequence.request_id != self._reserved_id and self._held + need + self._reserved > limits.budget_tokens:
             return False
-        bounded = sequence.computed_tokens > 0 or (is_long and self._long > 0)
+        bounded = sequence.made_way or sequence.computed_tokens > 0 or (is_long and self._long > 0)
         return self._held + need <= (limits.long_most_tokens if bounded else limits.budget_tokens)
 
     def take(self, sequence: SequenceState) -> None:

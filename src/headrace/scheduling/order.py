@@ -259,5 +259,7 @@ class WaitingQueue(Collection[SequenceState]):
 
     def _key(self, sequence: SequenceState) -> GroupKey:
         needed = max(sequence.known_tokens, sequence.prompt_tokens)
-        band = first_band(needed, sequence.limit_tokens, self._bands, self._knobs.band_margin_tokens)
+        band = first_band(
+            needed, sequence.limit_tokens, self._bands, self._knobs.band_margin_tokens, sequence.min_kv_dtype
+        )
         return sequence.lane, sequence.tenant, len(self._bands) if band is None else band

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.kv.precision import KvDtype
+
 RELAXED_PACE_S: Final = 0.5
 """Time between tokens at which a sequence without targets begins to constrain others: two tokens a second still read
 as alive."""
@@ -36,7 +38,9 @@ class SequenceState:
     per token between them (None: no such target). ``expected_tokens`` is the output length that its lane's requests
     usually have (None: unknown). ``first_token_s`` and ``last_token_s`` are when it got its first and latest token.
     A sequence without a slot that has ``computed_tokens`` is parked: its KV is kept outside the streams.
-    ``cached_tokens`` is how much of a waiting sequence's prompt need not be computed.
+    ``cached_tokens`` is how much of a waiting sequence's prompt need not be computed. ``min_kv_dtype``: only
+    bands that keep KV at least this precisely will do (None: any). ``made_way`` is true from when it was taken out of
+    its stream for want of memory, whether its KV could be kept or not.
 
     ``due_s`` is when the next token is due, ``pace_s`` the time between due tokens (``note_token``); ``rank_s`` and
     ``start_by_s`` are set when it begins to wait (``order``).
@@ -64,6 +68,8 @@ class SequenceState:
     rank_s: float | None = None
     start_by_s: float = math.inf
     cached_tokens: int = 0
+    min_kv_dtype: KvDtype | None = None
+    made_way: bool = False
 
     def __post_init__(self) -> None:
         if not self.known_tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from headrace.scheduling.bands import first_band
+from headrace.scheduling.admissible import band_of
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.step import SchedulerState, StepPlan
 
@@ -183,7 +183,7 @@ class _Check:
         lanes = Counter(sequence.lane for sequence in running)
         bands = Counter(sequence.slot.band for sequence in running if sequence.slot is not None)
         for sequence in self.state.waiting:
-            band = first_band(sequence.known_tokens, sequence.limit_tokens, self.state.bands, knobs.band_margin_tokens)
+            band = band_of(sequence, self.state)
             if band is None or self.state.free_streams[band] == 0:
                 continue
             band_cap = None if knobs.band_caps is None or band >= len(knobs.band_caps) else knobs.band_caps[band]

@@ -34,7 +34,8 @@ def worth_a_cut(
 
 def _has_room(arrival: SequenceState, state: SchedulerState) -> bool:
     """Whether a stream is free for it, or held by something less urgent."""
-    band = first_band(arrival.prompt_tokens, arrival.limit_tokens, state.bands, state.knobs.band_margin_tokens)
+    margin = state.knobs.band_margin_tokens
+    band = first_band(arrival.prompt_tokens, arrival.limit_tokens, state.bands, margin, arrival.min_kv_dtype)
     if band is None:
         return False
     return state.free_streams[band] > 0 or any(

@@ -55,7 +55,8 @@ class VirtualRequest(Struct, frozen=True):
 class RequestRecord:
     """The times of one request, seconds on the virtual clock; None for what has not happened. ``admitted_s`` and
     ``started_s`` are when it first got a stream and first was computed; ``longest_gap_s`` lies between two of its
-    tokens; ``preempted`` counts how often it gave up its stream."""
+    tokens; ``preempted`` counts how often it gave up its stream; ``token_s`` is every token's time, where an engine
+    keeps them."""
 
     request: VirtualRequest
     admitted_s: float | None = None
@@ -67,6 +68,7 @@ class RequestRecord:
     output_tokens: int = 0
     longest_gap_s: float = 0.0
     preempted: int = 0
+    token_s: list[float] | None = None
 
     @property
     def ttft_s(self) -> float | None:

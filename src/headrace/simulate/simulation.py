@@ -57,9 +57,10 @@ class Simulation:
         """When the next event happens; infinity when none is left."""
         return self._queue[0][0] if self._queue else math.inf
 
-    def run(self, until_s: float = math.inf, most: int | None = None) -> None:
+    def run(self, until_s: float = math.inf, most: int | None = None, *, to_the_end: bool = True) -> None:
         """Let events happen until none is left, or none up to ``until_s``, or ``most`` of them have happened. The
-        clock then stands at ``until_s`` if it is finite and was reached."""
+        clock then stands at ``until_s`` if it is finite and was reached, unless not ``to_the_end``: then it stands at
+        the latest event."""
         last = math.inf if most is None else self.happened + most
         queue = self._queue
         while queue and queue[0][0] <= until_s:
@@ -68,5 +69,5 @@ class Simulation:
             self.now_s, _, _, happen = heapq.heappop(queue)
             self.happened += 1
             self.add(*happen(self.now_s))
-        if math.isfinite(until_s):
+        if to_the_end and math.isfinite(until_s):
             self.now_s = max(self.now_s, until_s)

@@ -16,23 +16,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from msgspec import Struct
-
-from headrace.scheduling.bands import Band
-from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
 from headrace.scheduling.cost import Call
 from headrace.scheduling.knobs import SchedulingKnobs
-from headrace.scheduling.order import ServiceRates
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.shares import LaneShares, Part
 from headrace.scheduling.step import SchedulerState, StepPlan, StepPolicy, StepTimes
 from headrace.scheduling.strategies import policy_for
-from headrace.scheduling.traffic import TrafficWindow
 from headrace.simulate.check_plan import check_plan
 from headrace.simulate.cutting import worth_a_cut
-from headrace.simulate.passes import Pass, PassLayout, passes_of
-from headrace.simulate.requests import Outcome, RequestRecord, VirtualRequest
-from headrace.simulate.residents import Residents
+from headrace.simulate.decode_runs import SHORTEST, DecodeRun, RunLengths, steps_alike
+from headrace.simulate.engine_accounts import EngineAccounts
+from headrace.simulate.engine_shape import EngineShape as EngineShape
+from headrace.simulate.engine_shape import Listener
+from headrace.simulate.passes import Pass, passes_of
+from headrace.simulate.requests import RequestRecord, VirtualRequest
 from headrace.simulate.simulation import Event, SimulationError
 
 _STEP_RANK: Final = 1
@@ -40,22 +37,6 @@ _STEP_RANK: Final = 1
 _SHORTEST_WAIT_S: Final = 1e-6
 _MOST_EMPTY_PLANS: Final = 100
 """In a row, by which sequences change places and nothing is computed: more are a policy that turns in circles."""
-
-
-class EngineShape(Struct, frozen=True):
-    """How an engine computes. ``layout``: how a plan becomes forward passes (``passes``). ``kv_travels``: a sequence
-    that is preempted or promoted keeps its KV, copied out and in at ``copy_s_per_token`` each (in the embedded engine
-    1,900 tokens are read in 5 ms and written in 6); otherwise it is computed again. ``cuts``: a prefill
-    pass ends early for an arrival whose deadline that saves (not ``fused``). ``overhead_s`` passes with every
-    step (planning, sampling, messages). ``noise`` is the standard deviation of the logarithm of a step's time."""
-
-    bands: tuple[Band, ...]
-    layout: PassLayout = "apart"
-    kv_travels: bool = True
-    copy_s_per_token: float = 3e-6
-    cuts: bool = False
-    overhead_s: float = 0.0
-    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +48,15 @@ class _Step:
     computes_from_s: float
 
 
-class VirtualEngine:
+class VirtualEngine(EngineAccounts):
     """Sequences over a slot table, driven by ``policy`` (None: what the live ``knobs.strategy`` names). Its methods
     return the events that follow.
 
     ``learn`` is told each step's calls and what they took (``CostModel.learn``), so that ``believed`` may be a model
     that learns. ``checked`` makes every plan be checked (``check_plan``): SimulationError for one that breaks a
-    promise. ``watch`` sees every plan before it is carried out.
+    promise. ``watch`` sees every plan before it is carried out. With a ``listener`` the records of requests that have
+    ended are handed to it and forgotten, so that memory holds what is alive; ``token_times`` keeps every token's time
+    in the records.
     """
 
     def __init__(
@@ -88,51 +71,39 @@ class VirtualEngine:
         learn: Callable[[Sequence[Call], float], None] | None = None,
         checked: bool = False,
         watch: Callable[[SchedulerState, StepPlan], None] | None = None,
+        listener: Listener | None = None,
+        token_times: bool = False,
     ) -> None:
-        self.shape = shape
-        self.knobs = SchedulingKnobs() if knobs is None else knobs
+        super().__init__(shape, true, knobs, believed, listener, token_times)
         self._own_policy = policy
         self._policy = policy_for(self.knobs.strategy) if policy is None else policy
-        self._true = true
-        self._believed = true if believed is None else believed
         self._learn = learn
         self._random = randomness
         self._checked = checked
         self._watch = watch
-        self.records: dict[str, RequestRecord] = {}
-        self.steps = self.moves = self.victims = self.cut_steps = 0
-        self._was_cut: set[str] = set()
+        self.pace = 1.0
+        """How many times longer than ``true`` forward passes take: above 1 in a machine that became slow."""
+        self.cut_steps = 0
         self.busy_s = 0.0
-        self._stops_at: dict[str, int] = {}
-        self._residents = Residents(shape.bands, self.knobs, kv_travels=shape.kv_travels)
-        self._shares = LaneShares()
-        self._traffic = TrafficWindow()
-        self._strategy = ""
-        self._sizes_until_s = -math.inf
-        self._sizes = self._batch_sizes(-math.inf)
         self._empty_plans = 0
         self._step: _Step | None = None
         self._began_s = 0.0
         self._aborts: list[str] = []
+        self._joins = (
+            shape.joins_decodes
+            and shape.layout == "fused"
+            and len(shape.bands) == 1
+            and not shape.noise
+            and not checked
+            and watch is None
+            and learn is None
+        )
+        self._run: DecodeRun | None = None
+        self._lengths = RunLengths()
         self._life = 0
         """Counts wakes and restarts: a wait or a step of an earlier life means nothing any more."""
         self._begins = False
         self._not_before_s = -math.inf
-
-    @property
-    def longest_tokens(self) -> int:
-        """The longest sequence that the bands hold."""
-        return self.shape.bands[-1].max_context_tokens
-
-    @property
-    def waiting(self) -> Sequence[SequenceState]:
-        """Sequences without a stream; some may be parked."""
-        return list(self._residents.waiting.values())
-
-    @property
-    def running(self) -> Sequence[SequenceState]:
-        """Sequences with a stream."""
-        return list(self._residents.running.values())
 
     def submit(self, request: VirtualRequest, now_s: float) -> Iterable[Event]:
         """Take a request in. Raises SimulationError for an id that was there before or a prompt beyond the bands."""
@@ -141,6 +112,8 @@ class VirtualEngine:
         if not 0 < request.prompt_tokens < self.longest_tokens:
             raise SimulationError(f"{request.request_id}: {request.prompt_tokens} prompt tokens cannot be served")
         record = self.records[request.request_id] = RequestRecord(request)
+        if self._token_times:
+            record.token_s = []
         limit = self.longest_tokens
         if request.max_tokens is not None:
             limit = min(limit, request.prompt_tokens + request.max_tokens)
@@ -163,9 +136,11 @@ class VirtualEngine:
         self._traffic.note(expected_tokens, request.lane, sequence.urgent, request.stream)
         if limit == request.prompt_tokens:
             record.outcome, record.ended_s = "length", now_s
+            self._tell_end(record, now_s)
             return ()
         self._stops_at[request.request_id] = min(limit, request.prompt_tokens + max(1, request.output_tokens))
-        cut = self._cut_for(sequence, now_s)
+        joined = self._interrupt(now_s)
+        cut = joined or self._cut_for(sequence, now_s)
         self._residents.enter(sequence, self._rates())
         return cut or self._wake(now_s)
 
@@ -187,9 +162,9 @@ class VirtualEngine:
 
     def abort(self, request_id: str, now_s: float) -> Iterable[Event]:
         """End a request, between steps as the embedded engine does. Unknown ids and ended ones are ignored."""
-        if self._step is not None:
+        if self._step is not None or self._run is not None:
             self._aborts.append(request_id)
-            return ()
+            return self._interrupt(now_s)
         return self._wake(now_s) if self._end(request_id, "abort", now_s) else ()
 
     def set_knobs(self, knobs: SchedulingKnobs, now_s: float) -> Iterable[Event]:
@@ -199,16 +174,17 @@ class VirtualEngine:
         self._residents.queue.set_knobs(knobs)
         if self._own_policy is None:
             self._policy = policy_for(knobs.strategy)
-        return self._wake(now_s)
+        return self._interrupt(now_s) or self._wake(now_s)
 
     def restart(self, now_s: float, down_s: float = 0.0) -> Iterable[Event]:
         """The engine dies: everything in it ends with ``error``, the step under way comes to nothing. It serves
         again after ``down_s``; what arrives until then waits."""
+        self.settle(now_s)
         for request_id in [*self._residents.running, *self._residents.waiting]:
             self._end(request_id, "error", now_s)
-        if self._step is not None:
+        if self._step is not None or self._run is not None:
             self.busy_s += now_s - self._began_s
-        self._step = None
+        self._step = self._run = None
         self._aborts = []
         self._strategy = ""
         self._shares = LaneShares()
@@ -216,21 +192,15 @@ class VirtualEngine:
         self._begins = False
         return self._wake(now_s)
 
-    def check_integrity(self) -> str | None:
-        """None when slots, sequences and records agree; else what is wrong."""
-        problem = self._residents.check_integrity()
-        if problem is not None:
-            return problem
-        alive = sorted([*self._residents.running, *self._residents.waiting])
-        unfinished = sorted([name for name, record in self.records.items() if record.outcome == "unfinished"])
-        if alive != unfinished or alive != sorted(self._stops_at):
-            return "sequences and records do not agree"
-        return None
+    def busy_until(self, now_s: float) -> float:
+        """How long it has computed until ``now_s``, the step under way included."""
+        idle = self._step is None and self._run is None
+        return self.busy_s if idle else self.busy_s + max(0.0, now_s - self._began_s)
 
     def _wake(self, now_s: float) -> Iterable[Event]:
         """Plan now, unless a step is under way (its end does) or the engine is down."""
         self._life += 1
-        if self._step is not None or self._begins:
+        if self._step is not None or self._run is not None or self._begins:
             return ()
         self._begins = True
         return (Event(max(now_s, self._not_before_s), self._begin, _STEP_RANK),)
@@ -243,6 +213,11 @@ class VirtualEngine:
         if not len(self._residents):
             return ()
         self._residents.queue.refresh(now_s)
+        if self._joins and not self._residents.waiting:
+            joined = self._join(now_s)
+            if joined:
+                return joined
+        copies_s = self._relieve(now_s)
         state = self._state(now_s)
         plan = self._policy.plan(state)
         if self._checked:
@@ -252,7 +227,7 @@ class VirtualEngine:
         if self._watch is not None:
             self._watch(state, plan)
         self._strategy = plan.strategy
-        copies_s = self._place(plan, now_s)
+        copies_s += self._place(plan, now_s)
         if not plan.empty:
             self._empty_plans = 0
             return self._compute(plan, copies_s, now_s)
@@ -272,67 +247,12 @@ class VirtualEngine:
         """A wait is over, unless something woke the engine before."""
         return self._wake(now_s) if life == self._life else ()
 
-    def _state(self, now_s: float) -> SchedulerState:
-        sizes = self._batch_sizes(now_s)
-        return SchedulerState(
-            now_s=now_s,
-            bands=self.shape.bands,
-            free_streams=self._residents.free_streams,
-            waiting=self._residents.queue,
-            running=list(self._residents.running.values()),
-            knobs=self.knobs,
-            times=self._believed,
-            fused=self.shape.layout == "fused",
-            lane_shares=self._shares.shares(now_s),
-            urgent_seen_s=self._residents.urgent_seen_s(now_s),
-            traffic=self._traffic.view(),
-            batch_cap=sizes.knee,
-            crowd=sizes.crowd,
-            strategy=self._strategy,
-        )
-
-    def _batch_sizes(self, now_s: float) -> BatchSizes:
-        """Looked for as often as the embedded engine does, at the contexts that run."""
-        if now_s >= self._sizes_until_s:
-            self._sizes_until_s = now_s + SIZES_INTERVAL_S
-            running = self._residents.running.values()
-            context_tokens = sum([sequence.computed_tokens for sequence in running]) / max(1, len(running))
-            most, overhead_s = max([band.max_sequences for band in self.shape.bands]), self.shape.overhead_s
-            self._sizes = batch_sizes(
-                self._believed, most, self.knobs.knee_gain, context_tokens=context_tokens, overhead_s=overhead_s
-            )
-        return self._sizes
-
-    def _rates(self) -> ServiceRates:
-        """What a token takes, from predicted step times, as the embedded engine reckons."""
-        times, cap = self._believed, self._sizes.knee
-        return ServiceRates(times.call_s(256) / 256, times.call_s(cap) / cap, times.call_s(1))
-
-    def _place(self, plan: StepPlan, now_s: float) -> float:
-        """Victims, moves, admissions and promotions. Returns what the copying of KV takes, seconds."""
-        residents, copies_s, copied_tokens = self._residents, 0.0, 0
-        for request_id in plan.victims:
-            copied_tokens += residents.park(request_id, self._rates()).computed_tokens
-            self.records[request_id].preempted += 1
-            self.victims += 1
-        for move in plan.moves:
-            sequence = residents.move(move.request_id, move.stream)
-            assert sequence.slot is not None
-            copies_s += self._true.move_s(sequence.computed_tokens, sequence.slot.band)
-            self.moves += 1
-        for admission in plan.admissions:
-            copied_tokens += residents.admit(admission.request_id, admission.band, now_s).computed_tokens
-            record = self.records[admission.request_id]
-            if record.admitted_s is None:
-                record.admitted_s = now_s
-        for promotion in plan.promotions:
-            copied_tokens += 2 * residents.promote(promotion.request_id, promotion.band).computed_tokens
-        return copies_s + self.shape.copy_s_per_token * copied_tokens
-
     def _compute(self, plan: StepPlan, copies_s: float, now_s: float) -> Iterable[Event]:
         """Begin the forward passes; their results come at the step's end."""
         passes = passes_of(plan, self._residents.running, self.shape.layout, self._believed)
-        pace = 1.0 if not self.shape.noise else math.exp(self._random.gauss(0.0, self.shape.noise))
+        pace = self.pace
+        if self.shape.noise:
+            pace *= math.exp(self._random.gauss(0.0, self.shape.noise))
         end_s = now_s + copies_s + self.shape.overhead_s
         ends_s = []
         for one in passes:
@@ -347,13 +267,88 @@ class VirtualEngine:
         self._began_s = now_s
         return (Event(end_s, partial(self._finish, self._step)),)
 
+    def set_pace(self, pace: float, now_s: float) -> Iterable[Event]:
+        """From the next step on forward passes take ``pace`` times as long as ``true``."""
+        self.pace = pace
+        return self._interrupt(now_s)
+
+    def _join(self, now_s: float) -> Iterable[Event]:
+        """Begin the steps that no plan could change; nothing where there are none."""
+        running, shape = self._residents.running, self.shape
+        steps = steps_alike(
+            running.values(),
+            self._stops_at,
+            most=self._lengths.ahead,
+            band_tokens=shape.bands[0].max_context_tokens,
+            budget_tokens=self._pressure.budget_tokens if self._pressure.shared else None,
+            knobs=self.knobs,
+            batch_cap=self._batch_sizes(now_s).knee,
+        )
+        if not steps:
+            return ()
+        rows = len(running)
+        cells = sum([sequence.computed_tokens for sequence in running.values()])
+        end_s, ends_s = now_s, []
+        for step in range(steps):
+            end_s += shape.overhead_s
+            end_s += self.pace * self._true.call_s(rows, cells + step * rows, 0)
+            ends_s.append(end_s)
+            if end_s >= self._sizes_until_s:
+                break  # the knee is looked for anew
+        self._run = DecodeRun(ends_s)
+        self._began_s = now_s
+        return (Event(ends_s[-1], partial(self._finish_run, self._run, False)),)
+
+    def _interrupt(self, now_s: float) -> Iterable[Event]:
+        """Something comes from outside: of joined steps only the one under way goes on."""
+        run = self._run
+        if run is None:
+            return ()
+        self.settle(now_s)
+        steps, whole = len(run.ends_s), run.ends_s[-1]
+        end_s = run.cut(now_s)
+        if end_s == whole:
+            return ()
+        self._lengths.cut(len(run.ends_s))
+        assert len(run.ends_s) < steps
+        self._run = DecodeRun(run.ends_s, run.done)
+        return (Event(end_s, partial(self._finish_run, self._run, True)),)
+
+    def settle(self, now_s: float) -> None:
+        """Count the joined steps that have ended by now, except the last one, whose end is an event."""
+        run = self._run
+        if run is None or len(run.ends_s) < SHORTEST:
+            return
+        before_s = run.ends_s[run.done - 1] if run.done else self._began_s
+        ends_s = run.ended(min(now_s, run.ends_s[-2]))
+        self._plans_at(ends_s)
+        self._count_decodes(ends_s, before_s)
+
+    def _finish_run(self, run: DecodeRun, cut: bool, now_s: float) -> Iterable[Event]:
+        """The last of joined steps has ended."""
+        if run is not self._run:
+            return ()
+        if not cut:
+            self._lengths.whole()
+        before_s = run.ends_s[run.done - 1] if run.done else self._began_s
+        self._run = None
+        ends_s = run.ended(now_s)
+        self._plans_at(ends_s[:-1])
+        self._count_decodes(ends_s, before_s)
+        self.busy_s += now_s - self._began_s
+        aborts, self._aborts = self._aborts, []
+        for request_id in aborts:
+            self._end(request_id, "abort", now_s)
+        return self._wake(now_s)
+
     def _finish(self, step: _Step, now_s: float) -> Iterable[Event]:
         """The step has ended: count what it computed, and begin the next one."""
         if step is not self._step:
             return ()  # it died with the engine
         self._step = None
         self.steps += 1
-        self.busy_s += now_s - self._began_s
+        self.last_step_s = now_s - self._began_s
+        self.busy_s += self.last_step_s
         running, parts, began_s = self._residents.running, [], step.computes_from_s
         for one, end_s in zip(step.passes, step.ends_s, strict=True):
             rows_by_lane: dict[str, int] = {}
@@ -363,7 +358,7 @@ class VirtualEngine:
                 sequence.computed_tokens += tokens
                 self._was_cut.discard(request_id)
                 if sequence.computed_tokens == sequence.known_tokens:
-                    self._sample(sequence, end_s)
+                    self._sample(sequence, end_s, now_s)
             parts.append(Part(rows_by_lane, end_s - began_s))
             began_s = end_s
         self._shares.charge_parts(parts, now_s)
@@ -373,29 +368,3 @@ class VirtualEngine:
         for request_id in aborts:
             self._end(request_id, "abort", now_s)
         return self._wake(now_s)
-
-    def _sample(self, sequence: SequenceState, now_s: float) -> None:
-        """A sequence's next token."""
-        record = self.records[sequence.request_id]
-        sequence.known_tokens += 1
-        record.output_tokens += 1
-        if sequence.last_token_s is None:
-            record.first_token_s = now_s
-        else:
-            record.longest_gap_s = max(record.longest_gap_s, now_s - sequence.last_token_s)
-        sequence.note_token(now_s)
-        record.last_token_s = now_s
-        if sequence.known_tokens >= self._stops_at[sequence.request_id]:
-            self._end(
-                sequence.request_id, "length" if sequence.known_tokens >= sequence.limit_tokens else "stop", now_s
-            )
-
-    def _end(self, request_id: str, outcome: Outcome, now_s: float) -> bool:
-        """A sequence leaves, wherever it is. False for one that is not alive."""
-        if not self._residents.forget(request_id, now_s):
-            return False
-        self._was_cut.discard(request_id)
-        del self._stops_at[request_id]
-        record = self.records[request_id]
-        record.outcome, record.ended_s = outcome, now_s
-        return True

@@ -130,6 +130,10 @@ class Metrics:
         """Expose gauges read from ``sources`` at every scrape. Call once."""
         self.registry.register(MomentCollector(sources, lambda: self._seen_restarts(sources), self._counts))
 
+    def watch_fleet(self, collector: Collector) -> None:
+        """Expose a fleet's metrics (``telemetry.fleet_metrics``). Call once."""
+        self.registry.register(collector)
+
     def request_ended(
         self,
         lane: str | None,

@@ -49,6 +49,7 @@ class Counts(NamedTuple):
     kv_parked: int = 0
     kv_spills: int = 0
     kv_dropped: int = 0
+    kv_conversions: int = 0
 
     @classmethod
     def of(cls, load: EngineLoad) -> Counts:
@@ -220,5 +221,6 @@ def _counters(counts: Counts) -> Iterator[Metric]:
         ("kv_parked", "Running sequences that were parked for want of KV memory", counts.kv_parked),
         ("kv_spills", "Parked KV that went on to a file", counts.kv_spills),
         ("kv_dropped", "Parked KV that was lost and is computed again", counts.kv_dropped),
+        ("kv_conversions", "Streams of KV converted from another band's precision", counts.kv_conversions),
     ):
         yield CounterMetricFamily(f"headrace_{name}", text, value=value)

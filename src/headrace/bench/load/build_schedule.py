@@ -6,6 +6,8 @@ context give the same schedule, and ``schedule_sha256`` says whether two schedul
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
@@ -15,12 +17,12 @@ from headrace.bench.load.arrivals import ClosedLoop, OpenArrivals, TraceReplay, 
 from headrace.bench.load.class_plan import IllegalPlan, class_plans
 from headrace.bench.load.closed_plan import plan_closed, requests_per_user
 from headrace.bench.load.context_fit import ContextFit
-from headrace.bench.load.open_plan import plan_open
+from headrace.bench.load.open_plan import stream_open
 from headrace.bench.load.streams import Choices, Purpose, generator
 from headrace.bench.load.trace_plan import plan_trace
 from headrace.bench.load.workload import Workload
 from headrace.bench.load.workload_file import LoadedWorkload, check_workload, gives_lengths
-from headrace.bench.planned import PlannedRequest, Schedule
+from headrace.bench.planned import PlannedRequest, Schedule, SloTarget
 from headrace.errors import ConfigError
 
 _NS_PER_S: Final = 1_000_000_000
@@ -34,11 +36,42 @@ def build_schedule(loaded: LoadedWorkload, *, seed: int) -> Schedule:
     ``source["requests_per_user"]`` says how long it is. Raises ConfigError for a workload that is not right, a trace
     that cannot be read, and a load without a single request.
     """
+    stream = stream_schedule(loaded, seed=seed)
+    requests = list(stream.requests)
+    if not requests:
+        raise ConfigError(f"not a single request comes in {stream.duration_s:g} s", where="arrivals")
+    return Schedule(
+        requests=requests,
+        duration_s=stream.duration_s,
+        seed=seed,
+        source=stream.source,
+        slos=stream.slos,
+        concurrency=stream.concurrency,
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleStream:
+    """A schedule whose requests come one after the other, in the order of their index, and are made as they are
+    taken: for loads that would not fit into memory at once."""
+
+    requests: Iterator[PlannedRequest]
+    duration_s: float
+    seed: int
+    source: dict[str, object]
+    slos: dict[str, SloTarget]
+    concurrency: int | None
+
+
+def stream_schedule(loaded: LoadedWorkload, *, seed: int) -> ScheduleStream:
+    """The same as ``build_schedule``, request by request; only an open load that is no trace is not held in memory.
+    Raises ConfigError for a workload that is not right and a trace that cannot be read."""
     workload = loaded.workload
     check_workload(workload, loaded.folder)
     arrivals = parse_arrivals(workload.arrivals, folder=loaded.folder)
     fit = ContextFit(workload.scale_to_context_tokens)
     source = _source(loaded, fit)
+    requests: Iterable[PlannedRequest]
     if isinstance(arrivals, ClosedLoop):
         source["requests_per_user"] = _per_user(workload, arrivals)
         duration_s = _given_duration_s(workload)
@@ -55,10 +88,8 @@ def build_schedule(loaded: LoadedWorkload, *, seed: int) -> Schedule:
     else:
         duration_s = _given_duration_s(workload)
         requests = _open(loaded, arrivals, seed, fit, duration_s)
-    if not requests:
-        raise ConfigError(f"not a single request comes in {duration_s:g} s", where="arrivals")
-    return Schedule(
-        requests=requests,
+    return ScheduleStream(
+        requests=iter(requests),
         duration_s=duration_s,
         seed=seed,
         source=source,
@@ -70,22 +101,37 @@ def build_schedule(loaded: LoadedWorkload, *, seed: int) -> Schedule:
 def schedule_sha256(schedule: Schedule) -> str:
     """The digest of the load: requests, duration, targets and concurrency, as JSON with sorted keys. ``seed`` and
     ``source`` say where a load came from and are left out."""
-    encoder = msgspec.json.Encoder(order="sorted")
-    digest = sha256(encoder.encode((schedule.duration_s, schedule.slos, schedule.concurrency)))
+    digest = ScheduleDigest(schedule.duration_s, schedule.slos, schedule.concurrency)
     for first in range(0, len(schedule.requests), _HASHED_TOGETHER):
-        digest.update(encoder.encode_lines(schedule.requests[first : first + _HASHED_TOGETHER]))
-    return digest.hexdigest()
+        digest.add(schedule.requests[first : first + _HASHED_TOGETHER])
+    return digest.sha256()
+
+
+class ScheduleDigest:
+    """``schedule_sha256`` of a load that comes in pieces."""
+
+    def __init__(self, duration_s: float, slos: Mapping[str, SloTarget], concurrency: int | None) -> None:
+        self._encoder = msgspec.json.Encoder(order="sorted")
+        self._digest = sha256(self._encoder.encode((duration_s, slos, concurrency)))
+
+    def add(self, requests: Sequence[PlannedRequest]) -> None:
+        """The next requests, in order."""
+        self._digest.update(self._encoder.encode_lines(requests))
+
+    def sha256(self) -> str:
+        """Of all so far."""
+        return self._digest.hexdigest()
 
 
 def _open(
     loaded: LoadedWorkload, arrivals: OpenArrivals, seed: int, fit: ContextFit, duration_s: float
-) -> list[PlannedRequest]:
+) -> Iterator[PlannedRequest]:
     workload = loaded.workload
-    return plan_open(
+    return stream_open(
         class_plans(workload, seed=seed, fit=fit, folder=loaded.folder),
         _class_choices(workload, seed),
         IllegalPlan(workload.malformed, seed=seed, fit=fit),
-        arrivals.times_ns(generator(seed, Purpose.ARRIVALS), duration_s).tolist(),
+        map(int, arrivals.times_ns(generator(seed, Purpose.ARRIVALS), duration_s)),
         round(duration_s * _NS_PER_S),
     )
 

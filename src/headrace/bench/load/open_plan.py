@@ -30,10 +30,17 @@ class Timeline:
         self._duration_ns = duration_ns
         self._waiting: list[tuple[int, int, Callable[[int], None]]] = []
         self._added = 0
+        self._taken = 0
 
     @property
     def next_index(self) -> int:
-        return len(self.requests)
+        return self._taken + len(self.requests)
+
+    def take(self) -> list[PlannedRequest]:
+        """The requests since the last time, which are then forgotten here."""
+        taken, self.requests = self.requests, []
+        self._taken += len(taken)
+        return taken
 
     def later(self, due_ns: int, send: Callable[[int], None]) -> None:
         """``send`` is called with ``due_ns`` when that time has come."""
@@ -54,18 +61,20 @@ class Timeline:
         return self.requests
 
 
-def plan_open(
+def stream_open(
     plans: dict[str, ClassPlan],
     classes: Iterator[str],
     illegal: IllegalPlan,
     times_ns: Iterable[int],
     duration_ns: int,
-) -> list[PlannedRequest]:
-    """All requests in order of time. ``classes`` draws each slot's class, ``times_ns`` are the slots, sorted."""
+) -> Iterator[PlannedRequest]:
+    """All requests in order of time, one after the other, none of them kept. ``classes`` draws each slot's class,
+    ``times_ns`` are the slots, sorted."""
     timeline = Timeline(duration_ns)
     sessions = {name: SessionSlots(plan, timeline) for name, plan in plans.items() if plan.in_sessions}
     for time_ns, next_ns in with_next(times_ns, duration_ns):
         timeline.advance(time_ns)
+        yield from timeline.take()
         name = next(classes)
         if name in sessions:
             sessions[name].slot(time_ns)
@@ -73,7 +82,7 @@ def plan_open(
             single = plans[name].single(timeline.next_index, due_ns=time_ns, user=None, think_ns=0)
             timeline.requests.append(single)
         add_illegal(timeline, illegal, time_ns, next_ns)
-    return timeline.finish()
+    yield from timeline.finish()
 
 
 class SessionSlots:

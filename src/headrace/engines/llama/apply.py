@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from headrace.engines.llama.live import LiveSequence
-from headrace.engines.llama.parking import ParkedState
-from headrace.engines.llama.placing import Placer, load_state
+from headrace.engines.llama.placing import Placer
 from headrace.engines.llama.residents import Residents
 from headrace.errors import EngineError
 from headrace.messages.engine import SequenceOutput
@@ -100,7 +99,8 @@ class Applier:
         sequence.state.computed_tokens = 0
 
     def _promote(self, sequence: LiveSequence, band: int, now_s: float, model: CostModel, chunk_tokens: int) -> None:
-        """To a longer band. Raises EngineError when the band's context cannot be created."""
+        """To a longer band, converted where that one keeps KV at another precision and computing again would take
+        longer. Raises EngineError when the band's context cannot be created."""
         residents = self._residents
         old = sequence.state.slot
         assert old is not None
@@ -109,11 +109,14 @@ class Applier:
         tokens = sequence.state.computed_tokens
         new = residents.reuse.best_stream(band, tokens, now_s, model, chunk_tokens=chunk_tokens)
         residents.save_before_loss(new, residents.reuse.times(model, chunk_tokens))
-        state = ParkedState(source.save_stream(old.stream, reuse=True), old.stream, source.band.max_sequences, tokens)
+        state = residents.parked_state(old, source.save_stream(old.stream, reuse=True), tokens)
+        travels = state.dtype == residents.bands[band].kv_dtype or residents.reuse.conversion_pays(
+            tokens, model, chunk_tokens=chunk_tokens
+        )
         source.clear_stream(old.stream)
         target.clear_stream(new.stream)
         residents.slots.release(old, sequence.request_id)
         sequence.state.slot = residents.slots.take(band, sequence.request_id, new.stream)
         residents.reuse.moved(old, new)
-        if tokens and not load_state(target, new.stream, state):
+        if tokens and not (travels and residents.load_state(band, new.stream, state)):
             self._restart(sequence)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,6 +15,7 @@ from headrace.engines.llama import library as llama_library
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.measure import measure, one_by_one_limit
+from headrace.engines.llama.memory_formats import check_usable
 from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.engines.llama.spill import SpillStore
@@ -21,8 +24,11 @@ from headrace.engines.llama.tiering import Tiering
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.errors import ConfigError, ModelError
+from headrace.kv.band_layout import BandLayout, layout_problem
 from headrace.kv.budget import MIN_CONTEXT_TOKENS, default_store_bytes, fit_bands
-from headrace.kv.libllama_memory import stream_bytes
+from headrace.kv.layout import CacheType, KvLayout
+from headrace.kv.libllama_memory import ContextShape, stream_bytes
+from headrace.kv.precision import KvDtype
 from headrace.kv.tiers.address import weights_identity
 from headrace.kv.tiers.disk import BlockFolder
 from headrace.kv.tiers.kv_tiers import KvTiers, TierSettings
@@ -57,13 +63,20 @@ def build(start: Start) -> Engine:
     free_bytes = psutil.virtual_memory().available
     budget_bytes = start.memory_budget_bytes or free_bytes // 2
     trained_tokens = library.api.llama_model_n_ctx_train(weights.handle)
-    wanted = [Band(tokens, sequences) for tokens, sequences in start.bands]
+    rest: list[KvDtype] = ["f16"] * len(start.bands)
+    dtypes = [*start.kv_dtypes, *rest]
+    plain: list[BandLayout] = ["contiguous"] * len(start.bands)
+    layouts = [*start.layouts, *plain]
+    wanted = [
+        Band(tokens, many, dtype, how) for (tokens, many), dtype, how in zip(start.bands, dtypes, layouts, strict=False)
+    ]
+    _check_layouts(wanted, layout)
     budget = fit_bands(
         wanted,
         weights.kv_bytes_per_token(),
         budget_bytes,
         trained_tokens,
-        stream_bytes=lambda context_tokens: stream_bytes(layout, context_tokens),
+        stream_bytes=partial(_stream_bytes, layout),
     )
 
     max_threads = check_threads(start.threads)
@@ -76,10 +89,11 @@ def build(start: Start) -> Engine:
         knobs=start.scheduling,
         threads=max_threads,
         prefix=PrefixRules(start.prefix_cache, start.prefix_sharing),
-        kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, budget.bytes_per_token),
+        kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, budget.most_token_bytes),
         parking=_parking(start),
         tiering=_tiering(start, library, free_bytes, budget.total_bytes),
     )
+    _check_precisions(core)
     first = core.context(0)
     reading = reader.read(time.monotonic())
     other_cores = reading.other_cores if reading is not None else 0.0
@@ -110,6 +124,38 @@ def build(start: Start) -> Engine:
         memory_notes=_doubts(weights),
     )
     return Engine(core, max_threads, ready)
+
+
+def _stream_bytes(layout: KvLayout, tokens: int, dtype: KvDtype) -> int:
+    """Bytes of one stream at a precision. Raises ConfigError where the model's heads are no whole blocks."""
+    try:
+        return stream_bytes(layout, tokens, ContextShape(CacheType.named(dtype)))
+    except ConfigError as error:
+        raise ConfigError(f"this model's KV cannot be kept at {dtype}: {error}", where="engine.bands") from error
+
+
+def _check_layouts(bands: Sequence[Band], model: KvLayout) -> None:
+    """Raises ConfigError when this model's memory cannot be laid out as a band wants it."""
+    for index, band in enumerate(bands):
+        problem = layout_problem(band.layout, model)
+        if problem is not None:
+            raise ConfigError(
+                f"this model's KV cannot be {band.layout}: {problem}", where=f"engine.bands[{index}].layout"
+            )
+
+
+def _check_precisions(core: EngineCore) -> None:
+    """Raises ConfigError when libllama cannot keep this model's KV as a band wants it: at start, not at the first
+    request that needs the band. Also finds out, before anybody waits, how KV converts between bands."""
+    bands = core.residents.bands
+    if {band.kv_dtype for band in bands} == {"f16"}:
+        return
+    for index, band in enumerate(bands):
+        problem = check_usable(core.residents.formats, band.kv_dtype)
+        if problem is not None:
+            raise ConfigError(
+                f"this model's KV cannot be kept at {band.kv_dtype}: {problem}", where=f"engine.bands[{index}].kv_dtype"
+            )
 
 
 def _doubts(weights: Weights) -> list[str]:

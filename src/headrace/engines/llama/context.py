@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engines.llama.convert_state import GGML_TYPES
 from headrace.engines.llama.interrupt import Interrupt
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.sampling import Logits, logits_at
 from headrace.engines.llama.weights import Weights
 from headrace.errors import EngineError
-from headrace.kv.libllama_memory import MICRO_BATCH_TOKENS
+from headrace.kv.band_layout import micro_batch_tokens
 from headrace.scheduling.bands import Band
 
 PROMPT_OUTPUT_CHUNK_TOKENS = 64
@@ -94,7 +95,8 @@ class Batch:
 
 
 class Context:
-    """A libllama context with ``band.max_sequences`` streams of ``band.max_context_tokens`` cells each."""
+    """A libllama context with ``band.max_sequences`` streams of ``band.max_context_tokens`` cells each, or one pool of
+    as many cells for all of them (a paged band). A pool cannot run out while every stream keeps to its length."""
 
     def __init__(self, library: Library, weights: Weights, band: Band, *, step_tokens: int, threads: int) -> None:
         """Raises EngineError when libllama cannot allocate the memory."""
@@ -105,15 +107,21 @@ class Context:
         params.n_ctx = band.max_context_tokens * band.max_sequences
         params.n_seq_max = band.max_sequences
         params.n_batch = max(step_tokens, band.max_sequences)
-        params.n_ubatch = min(MICRO_BATCH_TOKENS, params.n_batch)
+        params.n_ubatch = min(micro_batch_tokens(band.layout), params.n_batch)
         params.n_threads = threads
         params.n_threads_batch = threads
-        params.kv_unified = False
+        params.kv_unified = band.pooled
+        params.type_k = params.type_v = GGML_TYPES[band.kv_dtype]
+        if band.kv_dtype != "f16":
+            # Quantised V is only read by flash attention. Asked for by name, libllama refuses where it has none,
+            # instead of deciding by itself.
+            params.flash_attn_type = self._api.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.no_perf = True
         self.handle: Any = self._api.llama_init_from_model(weights.handle, params)
         if not self.handle:
             raise EngineError(
-                f"libllama cannot create a context of {band.max_sequences} x {band.max_context_tokens} tokens: "
+                f"libllama cannot create a context of {band.max_sequences} x {band.max_context_tokens} tokens "
+                f"at {band.kv_dtype}: "
                 f"{library.recent_log() or 'no reason given'}"
             )
         self._logits_address = library.address_of_logits()
@@ -189,6 +197,11 @@ class Context:
         """Forget what a stream holds from ``position`` on. False when libllama cannot; the stream then holds something
         undefined and must be cleared."""
         return bool(self._api.llama_memory_seq_rm(self._memory, stream, position, -1))
+
+    def share(self, source: int, target: int, tokens: int) -> None:
+        """Let an empty stream of a pool hold the first ``tokens`` cells of another one: nothing is copied. Only in a
+        paged band."""
+        self._api.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
 
     def begins_at_0(self, stream: int) -> bool:
         """Whether a stream still has its first position. Memory with a sliding window gives cells outside of it to

@@ -27,7 +27,7 @@ from headrace.engines.llama.tiering import Tiering
 from headrace.kv.account import KvAccount
 from headrace.kv.sources import SourceTimes
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
-from headrace.scheduling.bands import first_band
+from headrace.scheduling.bands import first_band, longest_context
 from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
 from headrace.scheduling.cost import CostModel
 from headrace.scheduling.cut import ArrivalFacts, first_token_s, saves_deadline
@@ -79,7 +79,7 @@ class EngineCore:
         self._clock = clock
         self.knobs = knobs
         self._step_tokens_capacity = knobs.step_tokens
-        self.max_context_tokens = budget.bands[-1].max_context_tokens
+        self.max_context_tokens = longest_context(budget.bands)
         if kv_budget_tokens is not None:
             self.max_context_tokens = min(self.max_context_tokens, kv_budget_tokens)
         self.costs = StepCosts(CostModel())
@@ -89,8 +89,8 @@ class EngineCore:
         self.pressure = KvPressure(self.residents, kv_budget_tokens)
         self.applier = Applier(self.residents, self.now_s)
         self.forward = Forward(self.residents, vocabulary, self.costs, self.now_s, threads)
-        self._report = LoadReport(self.residents, self.applier, self.forward, self.pressure, budget.bytes_per_token)
-        self._bytes_per_token = budget.bytes_per_token
+        self._report = LoadReport(self.residents, self.applier, self.forward, self.pressure, budget)
+        self._token_bytes = [budget.band_token_bytes(index) for index in range(len(budget.bands))]
         self._shares = LaneShares()
         self._traffic = TrafficWindow()
         self._ended: list[SequenceOutput] = []
@@ -163,7 +163,7 @@ class EngineCore:
             self._ended.append(SequenceOutput(request.request_id, finish="length", prompt_tokens=prompt))
             return
         sequence = LiveSequence.start(
-            request, self._library, self._vocabulary, max_context_tokens=self.max_context_tokens
+            request, self._library, self._vocabulary, max_context_tokens=self._longest(request)
         )
         self.residents.enter(sequence, self._rates(), self._source_times())
         state = sequence.state
@@ -172,7 +172,14 @@ class EngineCore:
     def _refusal(self, request: Submit) -> str | None:
         if self.residents.get(request.request_id) is not None:
             return f"request id {request.request_id} is already live"
-        return prompt_problem(request.prompt_tokens, self._vocabulary.vocab_size, self.max_context_tokens)
+        longest = self._longest(request)
+        if not longest:
+            return f"no band keeps KV at {request.min_kv_dtype} or finer, which lane {request.lane} asks for"
+        return prompt_problem(request.prompt_tokens, self._vocabulary.vocab_size, longest)
+
+    def _longest(self, request: Submit) -> int:
+        """Tokens, prompt and output together, that a request may come to."""
+        return min(self.max_context_tokens, longest_context(self.residents.bands, request.min_kv_dtype))
 
     def abort(self, request_id: str) -> None:
         """End a sequence now; its output with finish ``abort`` comes with the next step. Unknown ids are
@@ -321,7 +328,8 @@ class EngineCore:
         """Whether a stream is free for it, or held by something less urgent."""
         prompt = len(submit.prompt_tokens)
         expected = UNKNOWN_OUTPUT_TOKENS if submit.max_tokens is None else submit.max_tokens
-        band = first_band(prompt, prompt + expected, self.residents.bands, self.knobs.band_margin_tokens)
+        margin = self.knobs.band_margin_tokens
+        band = first_band(prompt, prompt + expected, self.residents.bands, margin, submit.min_kv_dtype)
         if band is None:
             return False
         return self.residents.slots.free_count(band) > 0 or any(
@@ -356,13 +364,13 @@ class EngineCore:
         """Where all KV is, who uses it, and what it costs to bring back."""
         reuse = self.residents.reuse
         times = SourceTimes(self.costs.model, reuse.carry_time.s_per_token, self.knobs.max_prefill_tokens)
-        return kv_account(self.residents, times, self._bytes_per_token)
+        return kv_account(self.residents, times, self._token_bytes)
 
     def check_integrity(self) -> str | None:
         """None when slots, sequences, parked KV, libllama's own counts and the account of all KV agree; else what is
         wrong."""
         return self.residents.check_integrity() or self.kv_account().check_integrity(
-            kv_limits(self.residents, self._bytes_per_token)
+            kv_limits(self.residents, self._token_bytes)
         )
 
     def close(self) -> None:

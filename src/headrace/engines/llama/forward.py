@@ -134,6 +134,9 @@ class Forward:
         streams = tuple(sorted(by_stream))
         if self.threads == 1 and 1 < len(streams) <= self.one_by_one_limit:
             return tuple([Run((stream,)) for stream in streams])
+        if context.band.pooled:  # to libllama one stream: there are no holes between rows
+            most = context.micro_batch_tokens
+            return tuple([Run(streams[start : start + most]) for start in range(0, len(streams), most)])
         if streams[-1] - streams[0] + 1 == len(streams) <= context.micro_batch_tokens:
             return (self._widened(band, context, Run(streams), by_stream),)
         kept = self._kept.get(band)

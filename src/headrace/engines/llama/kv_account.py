@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from headrace.engines.llama.residents import Residents
@@ -16,19 +17,19 @@ MOST_FAMILIES: Final = 100
 """Of stored blocks, in each place: the account is sent over a socket."""
 
 
-def kv_limits(residents: Residents, bytes_per_token: int) -> KvLimits:
+def kv_limits(residents: Residents, token_bytes: Sequence[int]) -> KvLimits:
     """What streams, parking and the stores hold at most."""
     limits: dict[KvPlace, int | None] = {"ram": residents.parking.limit_bytes}
     if residents.tiering is not None:
         store = residents.tiering.tiers.store
         limits |= {"stored_ram": store.ram_quota_bytes, "stored_disk": store.disk_quota_bytes}
     streams = [(band.max_context_tokens, band.max_sequences) for band in residents.bands]
-    return KvLimits(streams, bytes_per_token, limits)
+    return KvLimits(streams, token_bytes, limits)
 
 
-def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -> KvAccount:
+def kv_account(residents: Residents, times: SourceTimes, token_bytes: Sequence[int]) -> KvAccount:
     """Every holding at the moment. Streams of running sequences count what is computed, which may be a part of a block
-    more than what others can find of it."""
+    more than what others can find of it. ``token_bytes``: KV bytes of a token in each band."""
     reuse, parking = residents.reuse, residents.parking
     holdings: list[KvHolding] = []
     owned: set[Slot] = set()
@@ -36,10 +37,10 @@ def kv_account(residents: Residents, times: SourceTimes, bytes_per_token: int) -
         slot, tokens = sequence.state.slot, sequence.state.computed_tokens
         assert slot is not None
         owned.add(slot)
-        holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), bytes_per_token, times, (request_id,)))
+        holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), token_bytes[slot.band], times, (request_id,)))
     for slot, tokens in reuse.held():
         if slot not in owned and tokens:
-            holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), bytes_per_token, times))
+            holdings.append(_stream(slot, tokens, reuse.shared_tokens(slot), token_bytes[slot.band], times))
     for request_id, place, tokens, size in parking.places():
         restore_s = parking.read_s(request_id) + times.restore_s(tokens)
         compute_s = times.compute_s(0, tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,8 +67,10 @@ class Library:
         return prototype(("llama_get_logits_ith", self.api._lib))
 
 
+@functools.cache
 def load() -> Library:
-    """Load libllama. Raises ModelError with the remedy when the bindings are missing or broken."""
+    """Load libllama, once a process: it has one log, and calls what it was given for it until it is given another.
+    Raises ModelError with the remedy when the bindings are missing or broken."""
     try:
         from llama_cpp import llama_cpp as api
     except ImportError as error:

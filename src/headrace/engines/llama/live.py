@@ -53,6 +53,7 @@ class LiveSequence:
             tpot_s=request.tpot_s,
             finish_by_s=request.finish_by_s,
             expected_tokens=request.expected_tokens,
+            min_kv_dtype=request.min_kv_dtype,
         )
         return cls(
             request=request,

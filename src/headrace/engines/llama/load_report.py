@@ -7,6 +7,7 @@ from headrace.engines.llama.forward import Forward
 from headrace.engines.llama.pressure import KvPressure
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
+from headrace.kv.budget import BandBudget
 from headrace.messages.engine import EngineLoad
 from headrace.scheduling.cost import CostModel, prefill_pairs
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -19,14 +20,17 @@ class LoadReport:
     """Builds ``EngineLoad`` from the engine's parts, and knows when one is due."""
 
     def __init__(
-        self, residents: Residents, applier: Applier, forward: Forward, pressure: KvPressure, bytes_per_token: int
+        self, residents: Residents, applier: Applier, forward: Forward, pressure: KvPressure, budget: BandBudget
     ) -> None:
         self._residents = residents
         self._applier = applier
         self._forward = forward
         self._pressure = pressure
-        self._bytes_per_token = bytes_per_token
-        self._total_tokens = sum([band.max_context_tokens * band.max_sequences for band in residents.bands])
+        bands = residents.bands
+        self._token_bytes = [budget.band_token_bytes(index) for index in range(len(bands))]
+        tokens = [band.max_context_tokens * band.max_sequences for band in bands]
+        self._total_tokens = sum(tokens)
+        self._total_bytes = sum([many * each for many, each in zip(tokens, self._token_bytes, strict=True)])
         self._reported_counts = (-1, -1, "")
         self._reported_s = 0.0
 
@@ -52,14 +56,19 @@ class LoadReport:
         parking = residents.parking
         reuse = residents.reuse
         running = residents.running.values()
-        used = sum([s.state.computed_tokens for s in running])
+        used, used_bytes = 0, 0
+        for sequence in running:
+            slot = sequence.state.slot
+            assert slot is not None
+            used += sequence.state.computed_tokens
+            used_bytes += sequence.state.computed_tokens * self._token_bytes[slot.band]
         return EngineLoad(
             running=len(running),
             waiting=len(residents.waiting) + len(residents.fetching),
             kv_used_tokens=used,
             kv_total_tokens=self._total_tokens,
-            kv_used_bytes=used * self._bytes_per_token,
-            kv_total_bytes=self._total_tokens * self._bytes_per_token,
+            kv_used_bytes=used_bytes,
+            kv_total_bytes=self._total_bytes,
             waiting_prefill_tokens=sum([s.state.uncached_tokens for s in residents.waiting.values()]),
             step_s=step_s,
             decode_tokens=forward.decode_tokens,
@@ -94,6 +103,7 @@ class LoadReport:
             spilled_bytes=parking.disk_bytes,
             kv_spills=parking.spilled,
             kv_dropped=parking.dropped,
+            kv_conversions=residents.conversions,
             tiers=None if residents.tiering is None else residents.tiering.load(),
         )
 

@@ -6,19 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.engines.llama.convert_state import MemoryFormat, converted
 from headrace.engines.llama.stream_state import retarget
 from headrace.kv.account import KvPlace
+from headrace.kv.precision import KvDtype
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedState:
     """A stream's state as libllama wrote it: stream ``stream`` of a context with ``streams`` streams held ``tokens``
-    cells."""
+    cells at ``dtype``. ``precision`` is the coarsest that its numbers went through."""
 
     data: bytearray | memoryview
     stream: int
     streams: int
     tokens: int
+    dtype: KvDtype = "f16"
+    precision: KvDtype = "f16"
 
     def for_context(self, streams: int) -> bytearray | memoryview | None:
         """The bytes that a context with ``streams`` streams reads into any of them; None when the state does not have
@@ -27,6 +31,23 @@ class ParkedState:
             return self.data
         return retarget(
             self.data, stream=self.stream, source_streams=self.streams, target_streams=streams, tokens=self.tokens
+        )
+
+    def converted_for(
+        self, streams: int, source: MemoryFormat | None, target: MemoryFormat | None
+    ) -> bytearray | memoryview | None:
+        """The same for a context of another precision; ``source`` and ``target`` are how the two contexts keep KV
+        (None: not known)."""
+        if source is None or target is None:
+            return None
+        return converted(
+            self.data,
+            source,
+            target,
+            stream=self.stream,
+            source_streams=self.streams,
+            target_streams=streams,
+            tokens=self.tokens,
         )
 
 
@@ -97,11 +118,15 @@ class Parking:
         """How many parked states are in files."""
         return 0 if self._spill is None else len(self._spill)
 
-    def park(self, request_id: str, state: ParkedState, rank_s: float = 0.0) -> list[str]:
-        """Keep ``state``. Returns the requests, perhaps this one, whose state had to be dropped for it: their tokens
-        must be computed again. Raises ValueError when ``request_id`` is parked already."""
+    def park(self, request_id: str, state: ParkedState, rank_s: float = 0.0, *, to_disk: bool = False) -> list[str]:
+        """Keep ``state``; ``to_disk``: in a file, and in memory only where files have no room. Returns the requests,
+        perhaps this one, whose state had to be dropped for it: their tokens must be computed again. Raises ValueError
+        when ``request_id`` is parked already."""
         if self.tokens(request_id) is not None:
             raise ValueError(f"{request_id} is parked already")
+        if to_disk and self._spill is not None and self._spill.put(request_id, state):
+            self.spilled += 1
+            return []
         self._states[request_id] = state
         self._ranks[request_id] = rank_s
         self._bytes += len(state.data)

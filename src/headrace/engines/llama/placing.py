@@ -26,7 +26,7 @@ class Placer:
         created, in which case it waits on; ValueError when no stream is free."""
         residents = self._residents
         context = residents.context(band)
-        parked = self._parked(sequence, model, chunk_tokens)
+        parked = self._parked(sequence, band, model, chunk_tokens)
         placement = residents.reuse.place(
             sequence.request_id,
             band,
@@ -41,19 +41,23 @@ class Placer:
         kept_tokens = self._fill(context, placement, parked, sequence.request_id)
         residents.admit(sequence, placement, kept_tokens, now_s)
 
-    def _parked(self, sequence: LiveSequence, model: CostModel, chunk_tokens: int) -> ParkedState | None:
-        """What is parked of it; None when nothing is, when its file is damaged, and when reading that would take
-        longer than computing."""
-        parking, request_id = self._residents.parking, sequence.request_id
+    def _parked(self, sequence: LiveSequence, band: int, model: CostModel, chunk_tokens: int) -> ParkedState | None:
+        """What is parked of it; None when nothing is, when its file is damaged, when it cannot be converted to the
+        band's precision, and when reading or converting it would take longer than computing."""
+        residents = self._residents
+        parking, request_id = residents.parking, sequence.request_id
         tokens = parking.tokens(request_id)
         if not tokens:
             return None
+        times = SourceTimes(model, residents.reuse.carry_time.s_per_token, chunk_tokens)
         read_s = parking.read_s(request_id)
-        if read_s > 0:
-            times = SourceTimes(model, self._residents.reuse.carry_time.s_per_token, chunk_tokens)
-            if read_s + times.restore_s(tokens) > times.compute_s(0, tokens):
-                return None
-        return parking.get(request_id)
+        if read_s > 0 and read_s + times.restore_s(tokens) > times.compute_s(0, tokens):
+            return None
+        parked = parking.get(request_id)
+        if parked is None or parked.dtype == residents.bands[band].kv_dtype:
+            return parked
+        pays = residents.reuse.conversion_pays(tokens, model, chunk_tokens=chunk_tokens)
+        return parked if pays else None
 
     def _stored(self, request_id: str, band: int) -> list[StoredPrefix]:
         """What the stores have of a prompt. Nothing where memory cannot be cut: it cannot be put together either."""
@@ -72,10 +76,10 @@ class Placer:
                 there = True
             case "carry":
                 assert source.holder is not None
-                there = self._carry(source.holder, context, stream, source.tokens)
+                there = self._carry(source.holder, placement.slot)
             case "restore":
                 assert parked is not None
-                there = load_state(context, stream, parked)
+                there = self._residents.load_state(placement.slot.band, stream, parked)
             case "ram" | "disk":
                 return self._load(context, placement, request_id)
             case _:
@@ -95,7 +99,7 @@ class Placer:
             context.clear_stream(slot.stream)
         return tokens
 
-    def _carry(self, holder: Slot, context: Context, stream: int, tokens: int) -> bool:
+    def _carry(self, holder: Slot, slot: Slot) -> bool:
         """Fill a stream with the state of another one, whoever runs in it."""
         residents = self._residents
         started_s = self._clock()
@@ -103,12 +107,16 @@ class Placer:
         if owner is not None:
             residents.account(residents.running[owner])
         source, held = residents.context(holder.band), residents.reuse.tokens(holder)
+        if holder.band == slot.band and residents.bands[slot.band].pooled:
+            source.share(holder.stream, slot.stream, held)
+            return True
         try:
             data = source.save_stream(holder.stream, reuse=True)
         except EngineError:
             return False
-        loaded = load_state(context, stream, ParkedState(data, holder.stream, source.band.max_sequences, held))
-        residents.reuse.carry_time.learn(held, self._clock() - started_s)
+        loaded = residents.load_state(slot.band, slot.stream, residents.parked_state(holder, data, held))
+        if residents.bands[holder.band].kv_dtype == residents.bands[slot.band].kv_dtype:
+            residents.reuse.carry_time.learn(held, self._clock() - started_s)
         return loaded
 
     def _cut(self, context: Context, stream: int, tokens: int) -> bool:
@@ -123,12 +131,3 @@ class Placer:
             return True
         self._residents.cannot_truncate(context)
         return False
-
-
-def load_state(context: Context, stream: int, state: ParkedState) -> bool:
-    """Fill an empty stream; False when the state does not fit or libllama refuses it, in which case the stream must be
-    cleared."""
-    if state.tokens > context.band.max_context_tokens:
-        return False
-    data = state.for_context(context.band.max_sequences)
-    return data is not None and context.load_stream(stream, data)

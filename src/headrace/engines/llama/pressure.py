@@ -60,6 +60,7 @@ class KvPressure:
                 most_tokens=int(knobs.kv_refuse * self.budget_tokens),
             )
             for state in cold:
+                state.made_way = True
                 self._residents.evict(self._residents.running[state.request_id], rates)
                 self.parked += 1
         self._seen_counts = self._counts()

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.live import LiveSequence
+from headrace.engines.llama.memory_formats import MemoryFormats
 from headrace.engines.llama.parking import ParkedState, Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.reuse import PrefixReuse
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS, packed
 from headrace.messages.engine import BandPlan, SequenceOutput, Submit
+from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates, WaitingQueue
 from headrace.scheduling.sequence import Slot
@@ -69,6 +71,8 @@ class Residents:
         self.tiering = tiering
         self.prefix = prefix
         self.reuse = PrefixReuse(budget.bands)
+        self.formats = MemoryFormats(library, weights)
+        self.conversions = 0
         self._clock = clock
         self._urgent_alive = 0
         self._urgent_seen_s = -math.inf
@@ -171,10 +175,12 @@ class Residents:
         state.slot = self.slots.take(slot.band, request_id, slot.stream)
         del self.waiting[request_id]
         self.queue.take(state, now_s)
+        parked = self.parking.get(request_id) if placement.source.kind == "restore" else None
         self.parking.drop(request_id)
         if self.tiering is not None and sequence.queue_wait_s is None:
             self.tiering.began(slot.band, *self.reuse.prompt(request_id))
-        self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens)
+        precision = None if parked is None else parked.precision
+        self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens, precision=precision)
         self._unfetch(request_id)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
@@ -211,8 +217,10 @@ class Residents:
             except EngineError:
                 sequence.state.computed_tokens = 0
             else:
-                parked = ParkedState(data, slot.stream, context.band.max_sequences, sequence.state.computed_tokens)
-                dropped = self.parking.park(sequence.request_id, parked, sequence.state.rank_s or 0.0)
+                parked = self.parked_state(slot, data, sequence.state.computed_tokens)
+                to_disk = self.bands[slot.band].layout == "streaming"
+                rank_s = sequence.state.rank_s or 0.0
+                dropped = self.parking.park(sequence.request_id, parked, rank_s, to_disk=to_disk)
         self._leave_stream(sequence)
         del self.running[sequence.request_id]
         self._wait(sequence, rates, resumed=True)
@@ -226,6 +234,34 @@ class Residents:
         """Nothing is parked of these any more."""
         for request_id in request_ids:
             self.waiting[request_id].state.computed_tokens = 0
+
+    def parked_state(self, slot: Slot, data: bytearray | memoryview, tokens: int) -> ParkedState:
+        """The bytes that libllama wrote of the ``tokens`` tokens in ``slot``, with what is needed to read them."""
+        band = self.bands[slot.band]
+        # A pool is one stream to libllama, whoever's cells are taken out of it.
+        stream, streams = (0, 1) if band.pooled else (slot.stream, band.max_sequences)
+        return ParkedState(data, stream, streams, tokens, band.kv_dtype, self.reuse.precision(slot))
+
+    def load_state(self, band: int, stream: int, state: ParkedState) -> bool:
+        """Fill an empty stream, converted where the band keeps KV at another precision. False when the state does not
+        fit, cannot be converted, or libllama refuses it; the stream must then be cleared."""
+        context, shape = self.context(band), self.bands[band]
+        if state.tokens > shape.max_context_tokens:
+            return False
+        same = state.dtype == shape.kv_dtype
+        data = state.for_context(_streams(shape)) if same else self._converted(state, shape)
+        return data is not None and context.load_stream(stream, data)
+
+    def _converted(self, state: ParkedState, shape: Band) -> bytearray | memoryview | None:
+        started_s = self._clock()
+        source, target = self.formats.of(state.dtype), self.formats.of(shape.kv_dtype)
+        data = state.converted_for(_streams(shape), source, target)
+        if data is None:
+            self.reuse.can_convert = False  # this model's memory has another shape: it is not tried again
+            return None
+        self.reuse.convert_time.learn(state.tokens, self._clock() - started_s)
+        self.conversions += 1
+        return data
 
     def _leave_stream(self, sequence: LiveSequence, *, keep: bool = True) -> None:
         """Out of a stream, whose KV stays for others with ``keep``."""
@@ -280,7 +316,14 @@ class Residents:
     def band_plans(self) -> list[BandPlan]:
         """Every band with its KV bytes and whether its context exists."""
         return [
-            BandPlan(band.max_context_tokens, band.max_sequences, self._budget.band_bytes(index), existing is not None)
+            BandPlan(
+                band.max_context_tokens,
+                band.max_sequences,
+                self._budget.band_bytes(index),
+                existing is not None,
+                band.kv_dtype,
+                band.layout,
+            )
             for index, (band, existing) in enumerate(zip(self.bands, self.contexts, strict=True))
         ]
 
@@ -344,3 +387,8 @@ class Residents:
         self.parking.close()
         if self.tiering is not None:
             self.tiering.tiers.close()
+
+
+def _streams(band: Band) -> int:
+    """How many streams libllama has in a band's context."""
+    return 1 if band.pooled else band.max_sequences

@@ -27,13 +27,15 @@ from typing import Final
 
 from headrace.engines.llama.parking import ParkedState
 from headrace.errors import ConfigError
+from headrace.kv.precision import KV_DTYPES
 
 _logger = logging.getLogger(__name__)
 
 MAGIC: Final = b"hrparked"
-VERSION: Final = 1
-_HEAD: Final = struct.Struct("<8sI32s16sIIQQ")
-"""Magic, version, digest of all that follows it; then name, stream, streams, tokens, bytes of the state."""
+VERSION: Final = 2
+_HEAD: Final = struct.Struct("<8sI32s16sIIQQBB")
+"""Magic, version, digest of all that follows it; then name, stream, streams, tokens, bytes of the state, and the
+numbers of its precision and of the coarsest that it went through."""
 _DIGEST_BYTES: Final = 32
 _FOLDER_PREFIX: Final = "parked-"
 _LOCK_NAME: Final = "lock"
@@ -49,7 +51,8 @@ def _name_digest(request_id: str) -> bytes:
 
 
 def _head_and_digest(request_id: str, state: ParkedState) -> bytes:
-    tail = (_name_digest(request_id), state.stream, state.streams, state.tokens, len(state.data))
+    kinds = (KV_DTYPES.index(state.dtype), KV_DTYPES.index(state.precision))
+    tail = (_name_digest(request_id), state.stream, state.streams, state.tokens, len(state.data), *kinds)
     unsigned = _HEAD.pack(MAGIC, VERSION, bytes(_DIGEST_BYTES), *tail)
     return _HEAD.pack(MAGIC, VERSION, _digest(unsigned, state.data), *tail)
 
@@ -86,7 +89,7 @@ def read_state(path: Path, request_id: str) -> ParkedState | None:
             head = file.read(_HEAD.size)
             if len(head) < _HEAD.size:
                 return None
-            magic, version, digest, name, stream, streams, tokens, size = _HEAD.unpack(head)
+            magic, version, digest, name, stream, streams, tokens, size, *kinds = _HEAD.unpack(head)
             if magic != MAGIC or version != VERSION or name != _name_digest(request_id):
                 return None
             if os.fstat(file.fileno()).st_size != _HEAD.size + size:
@@ -96,8 +99,11 @@ def read_state(path: Path, request_id: str) -> ParkedState | None:
                 return None
     except OSError:
         return None
-    unsigned = _HEAD.pack(magic, version, bytes(_DIGEST_BYTES), name, stream, streams, tokens, size)
-    return ParkedState(data, stream, streams, tokens) if _digest(unsigned, data) == digest else None
+    unsigned = _HEAD.pack(magic, version, bytes(_DIGEST_BYTES), name, stream, streams, tokens, size, *kinds)
+    if _digest(unsigned, data) != digest or not all(kind < len(KV_DTYPES) for kind in kinds):
+        return None
+    dtype, precision = [KV_DTYPES[kind] for kind in kinds]
+    return ParkedState(data, stream, streams, tokens, dtype, precision)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,10 @@ class StepCosts:
         self._calls.append(Call(rows, context_tokens, pairs))
         self._took_s.append(took_s)
 
+    def forget_pause(self) -> None:
+        """Learn from the next step too, however soon it ends: for measuring."""
+        self._learned_s = -LEARN_INTERVAL_S
+
     def end(self, ended_s: float) -> None:
         """The step is over."""
         if self._calls and ended_s - self._learned_s >= LEARN_INTERVAL_S:

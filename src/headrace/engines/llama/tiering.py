@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.kv.reuse import PrefixReuse
     from headrace.kv.sources import SourceTimes, StoredPrefix
     from headrace.kv.tiers.kv_tiers import KvTiers
+    from headrace.scheduling.bands import Band
     from headrace.scheduling.sequence import Slot
 
 COPY_S: Final = 0.02
@@ -51,6 +52,19 @@ class _Shape:
 
     layout: StateLayout
     kind: BlockKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where libllama puts a stream into a state: at ``stream`` of ``streams``."""
+
+    stream: int
+    streams: int
+
+
+def _frame(band: Band, stream: int = 0) -> _Frame:
+    """A pool is one stream to libllama, whoever's cells are taken out of it."""
+    return _Frame(0, 1) if band.pooled else _Frame(stream, band.max_sequences)
 
 
 class Tiering:
@@ -81,7 +95,7 @@ class Tiering:
         self.tiers.open(kind)
         if not self._buffers:
             most_tokens = min(context.band.max_context_tokens, int(COPY_S / _COPY_S_PER_BYTE / layout.token_bytes))
-            self._make_buffer(layout.state_bytes(max(1, most_tokens), context.band.max_sequences))
+            self._make_buffer(layout.state_bytes(max(1, most_tokens), _frame(context.band).streams))
 
     def _make_buffer(self, size: int) -> None:
         """Have a first buffer made and touched beside the steps."""
@@ -165,7 +179,7 @@ class Tiering:
         if not tokens:
             return 0
         started_s = self._clock()
-        streams = context.band.max_sequences
+        streams = _frame(context.band).streams
         state = context.scratch(shape.layout.state_bytes(tokens, streams))
         join_blocks(shape.layout, blocks, tokens=tokens, streams=streams, target=np.frombuffer(state, np.uint8))
         if not context.load_stream(stream, state):
@@ -203,7 +217,7 @@ class Tiering:
     ) -> None:
         """The resident in ``slot`` is about to go: last chance."""
         shape = self._shapes.get(slot.band)
-        if shape is None or not reuse.resident(slot):
+        if shape is None or not reuse.storable(slot):
             return
         namespace, _, blocks = reuse.whole_blocks(slot)
         missing = self.tiers.missing(self._root(shape.kind, namespace), blocks)
@@ -222,7 +236,8 @@ class Tiering:
             reuse.saved(slot)
             return True
         tokens = reuse.tokens(slot)
-        size = shape.layout.state_bytes(tokens, context.band.max_sequences)
+        frame = _frame(context.band, slot.stream)
+        size = shape.layout.state_bytes(tokens, frame.streams)
         if not self.tiers.has_room(size):
             return False
         started_s = self._clock()
@@ -234,7 +249,7 @@ class Tiering:
             data = None
         state = None
         if data is not None:
-            state = split_state(data, stream=slot.stream, streams=context.band.max_sequences, tokens=tokens)
+            state = split_state(data, stream=frame.stream, streams=frame.streams, tokens=tokens)
         took_s = self._clock() - started_s
         self.copy_s += took_s
         if touched:
@@ -301,5 +316,5 @@ def _probe(context: Context) -> StateLayout | None:
         return None
     finally:
         context.clear_stream(0)
-    state = split_state(data, stream=0, streams=context.band.max_sequences, tokens=_PROBE_TOKENS)
+    state = split_state(data, stream=0, streams=_frame(context.band).streams, tokens=_PROBE_TOKENS)
     return None if state is None else state.layout

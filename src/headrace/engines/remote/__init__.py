@@ -1,0 +1,1 @@
+"""Engines over HTTP: any OpenAI-compatible server behind the one seam for engines."""

@@ -1,0 +1,1 @@
+"""Judging what a model says: prompt sets, and gates that decide by them."""
