@@ -91,7 +91,7 @@ CANDIDATES: Final[dict[str, tuple[dict[str, object], ...]]] = {
     "first come, tuned": tuple(
         {**FIRST_COME, "gateway.routing": routing, _STEP: tokens}
         for routing in ("round-robin", "power-of-two")
-        for tokens in (256, 512, 1024, 2048, 8192)
+        for tokens in (128, 256, 384, 1024, 2048)
     ),
     "headrace, tuned": tuple(
         {**HEADRACE, _URGENT_STEP: step_s, _STEP: tokens, _PROMPTS: tokens}
