@@ -42,8 +42,8 @@ from headrace.simulate.fleet.run import RunOptions, simulate
 from headrace.simulate.fleet.scenario_file import LoadedScenario, load_scenario, with_knob
 
 TIMES: Final = "roofline(a100-80, llama-3.1-8b)"
-RATES_RPS: Final = tuple(float(rate) for rate in range(60, 321, 20))
-SHOWN_RPS: Final = tuple(float(rate) for rate in range(80, 321, 40))
+RATES_RPS: Final = tuple(float(rate) for rate in range(60, 401, 20))
+SHOWN_RPS: Final = tuple(float(rate) for rate in range(80, 401, 40))
 INSTANCES: Final = 8
 MOST_INSTANCES: Final = 16
 WANTED_RPS: Final = 200.0
