@@ -24,7 +24,8 @@ from headrace.vllm import scheduler as headrace_scheduler
 from headrace.vllm.build import base_class
 
 needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here; `make test-vllm` installs and runs this"
+    importlib.util.find_spec("vllm") is None,
+    reason="vLLM is not installed here; `make test-vllm` installs and runs this",
 )
 
 
@@ -72,7 +73,18 @@ def vllm_config(
     configs = vllm("vllm.config")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _config(configs, folder, asynchronous, max_num_seqs, max_num_batched_tokens, max_model_len, blocks, policy, threshold, settings)
+        return _config(
+            configs,
+            folder,
+            asynchronous,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            blocks,
+            policy,
+            threshold,
+            settings,
+        )
 
 
 def _config(
@@ -189,7 +201,9 @@ class Engine:
         self.scheduler.add_request(request)
 
     def abort(self, *request_ids: str) -> None:
-        for request in self.scheduler.finish_requests(list(request_ids), vllm("vllm.v1.request").RequestStatus.FINISHED_ABORTED):
+        for request in self.scheduler.finish_requests(
+            list(request_ids), vllm("vllm.v1.request").RequestStatus.FINISHED_ABORTED
+        ):
             self.finished[request.request_id] = "abort"
 
     def step(self) -> bool:

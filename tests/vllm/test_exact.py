@@ -23,6 +23,7 @@ from tests.vllm.harness import Engine, expected, make_request, make_scheduler, n
 
 pytestmark = [needs_vllm, pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])]
 ADAPTER: Adapter = ADAPTERS[-1]
+PLAIN = Settings()
 
 
 class Clock:
@@ -42,15 +43,13 @@ class Clock:
 
 
 def engine_of(
-    folder: Path, asynchronous: bool, *, policy: StepPolicy | None = None, plugin: Settings = Settings(), **shape: Any
+    folder: Path, asynchronous: bool, *, decides: StepPolicy | None = None, plugin: Settings = PLAIN, **shape: Any
 ) -> tuple[Engine, Steering, Clock]:
     """vLLM's scheduler, steered on a virtual clock."""
     scheduler = make_scheduler(vllm_config(folder, asynchronous=asynchronous, **shape))
     clock = Clock()
     scheduler.waiting = scheduler.headrace.gate.stock
-    steering = Steering(
-        scheduler, ADAPTER, plugin, clock=clock, wall_s=clock, pause=clock.pause, policy=policy
-    )
+    steering = Steering(scheduler, ADAPTER, plugin, clock=clock, wall_s=clock, pause=clock.pause, policy=decides)
     scheduler.headrace = steering
     return Engine(scheduler, depth=2 if asynchronous else 1, tick=clock.tick), steering, clock
 
@@ -210,7 +209,7 @@ def test_a_policy_that_fails_leaves_vllm_to_itself(
     tmp_path: Path, asynchronous: bool, policy: type[Broken | Liar], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Serving goes on without it, the failure is counted, and it is said once."""
-    engine, steering, clock = engine_of(tmp_path, asynchronous, policy=policy())
+    engine, steering, clock = engine_of(tmp_path, asynchronous, decides=policy())
     requests = {f"r{i}": (100 + 40 * i, 10) for i in range(20)}
     for name, (prompt, tokens) in requests.items():
         add(engine, clock, name, prompt, tokens)

@@ -32,9 +32,7 @@ def scheduler(**arguments: Any) -> Any:
     made = scheduler_class(base)(**arguments)
     steering = Steering(made, adapter, settings)
     made.headrace = steering
-    _LOG.info(
-        "headrace decides the steps of %s: %s, bands %s", base.__name__, steering.knobs, [*steering.bands]
-    )
+    _LOG.info("headrace decides the steps of %s: %s, bands %s", base.__name__, steering.knobs, [*steering.bands])
     return made
 
 

@@ -68,18 +68,19 @@ def shown(
     tokens that a decode brings along. Of those that the plan admits only the ``allowed`` enter (None: all). Raises
     PlanRefused."""
     decode = set(plan.decode)
-    victims = set(plan.victims)
-    runs = {s.request_id: s for s in running} if plan.prefill or victims or len(decode) < len(running) else None
-    if runs is None:
-        known = decode.issuperset([s.request_id for s in running])
-        if not known or len(decode) != len(plan.decode):
-            raise PlanRefused("a plan decodes what does not run")
-    elif not decode <= runs.keys() or len(decode) != len(plan.decode):
-        raise PlanRefused(f"a plan decodes what does not run: {sorted(decode - runs.keys())[:3]}")
+    if len(decode) != len(plan.decode):
+        raise PlanRefused("a plan decodes a sequence twice")
+    runs: Mapping[str, SequenceState] = {}
+    if plan.prefill or plan.admissions or len(decode) != len(running):
+        runs = {s.request_id: s for s in running}
+        if not decode <= runs.keys():
+            raise PlanRefused(f"a plan decodes what does not run: {sorted(decode - runs.keys())[:3]}")
+    elif not decode.issuperset([s.request_id for s in running]):
+        raise PlanRefused("a plan decodes what does not run")
     decoded_tokens = len(decode)
     if drafts:
         decoded_tokens += sum([drafts.get(request_id, 0) for request_id in decode])
-    chunks = _chunks(plan, runs or {}, waiting, decode, allowed)
+    chunks = _chunks(plan, runs, waiting, decode, allowed)
     chunks = _exact(chunks)
     threshold = max((c.tokens for c in chunks[:-1] if c.partial), default=0)
     budget = decoded_tokens + sum([c.tokens for c in chunks])

@@ -2,7 +2,8 @@
 
 vLLM's scheduler is no public interface and changes with every release. Names alone do not say enough: a handle that
 ``schedule`` no longer reads turns without effect. So the sources are read, not only the objects: the same check runs
-when the plug-in starts and, without installing anything, over other releases (``scripts/check_vllm_contract.py``). Pure.
+when the plug-in starts and, without installing anything, over other releases (``scripts/check_vllm_contract.py``).
+Pure.
 """
 
 from __future__ import annotations
@@ -136,11 +137,15 @@ def _scheduler_problems(tree: ast.Module, contract: Contract) -> list[str]:
         if method is None:
             problems.append(f"Scheduler has no method {name}")
         elif tuple(_parameters(method)[: len(wanted)]) != wanted:
-            problems.append(f"Scheduler.{name} takes ({', '.join(_parameters(method))}), not ({', '.join(wanted)}, ...)")
+            problems.append(
+                f"Scheduler.{name} takes ({', '.join(_parameters(method))}), not ({', '.join(wanted)}, ...)"
+            )
     have = _self_attributes(scheduler)
     problems += [f"Scheduler has no attribute {name}" for name in sorted(contract.attributes - have)]
     queues = _queues(scheduler)
-    problems += [f"Scheduler keeps another queue of waiting requests, {name}" for name in sorted(queues - contract.queues)]
+    problems += [
+        f"Scheduler keeps another queue of waiting requests, {name}" for name in sorted(queues - contract.queues)
+    ]
     problems += [f"Scheduler has no queue {name}" for name in sorted(contract.queues - queues)]
     schedule = methods.get("schedule")
     if schedule is not None:
@@ -161,7 +166,10 @@ def _queue_problems(tree: ast.Module) -> list[str]:
         for name, method in _methods(queue).items()
         if any(isinstance(d, ast.Name) and d.id == "abstractmethod" for d in method.decorator_list)
     }
-    problems = [f"RequestQueue asks for {name}, which headrace's queue does not have" for name in sorted(abstract - QUEUE_PROTOCOL)]
+    problems = [
+        f"RequestQueue asks for {name}, which headrace's queue does not have"
+        for name in sorted(abstract - QUEUE_PROTOCOL)
+    ]
     return problems + [f"RequestQueue no longer has {name}" for name in sorted(QUEUE_PROTOCOL - abstract)]
 
 
@@ -174,7 +182,9 @@ def _request_problems(tree: ast.Module, contract: Contract) -> list[str]:
     status = _class(tree, "RequestStatus")
     if status is None:
         return [*problems, f"{REQUEST} has no class RequestStatus"]
-    names = {t.id for node in status.body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)}
+    names = {
+        t.id for node in status.body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)
+    }
     wanted = {"WAITING", "RUNNING", "PREEMPTED", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"}
     return problems + [f"RequestStatus has no {name}" for name in sorted(wanted - names)]
 

@@ -19,7 +19,6 @@ from headrace.errors import ConfigError
 from headrace.scheduling.bands import Band
 from headrace.scheduling.caps import SIZES_INTERVAL_S, BatchSizes, batch_sizes
 from headrace.scheduling.cost import Call, CostModel, prefill_pairs
-from headrace.scheduling.knobs import SchedulingKnobs
 from headrace.scheduling.order import ServiceRates
 from headrace.scheduling.sequence import SequenceState
 from headrace.scheduling.shares import LaneShares

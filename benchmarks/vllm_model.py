@@ -1,0 +1,34 @@
+"""SmolLM2 as vLLM reads it: the GGUF that headrace fetches, turned into a float32 checkpoint. Needs transformers."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from headrace.models.store import resolve
+
+
+def checkpoint(folder: Path) -> Path:
+    """The checkpoint's folder, made once: weights, configuration and tokenizer of the small model."""
+    if (folder / "done").is_file():
+        return folder
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        import transformers
+
+        gguf = Path(resolve("smollm2"))
+        source: dict[str, Any] = {"gguf_file": gguf.name}
+        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **source)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "done").touch()
+    return folder
+
+
+if __name__ == "__main__":
+    print(checkpoint(Path(sys.argv[1])))
