@@ -153,8 +153,17 @@ def test_vllm_gives_exactly_the_chunks_that_are_shown(data: st.DataObject) -> No
     given_tokens = walk(step, running, waiting)
     assert given_tokens == {**dict.fromkeys(decode, 1), **dict(step.chunks)}
     assert sum(given_tokens.values()) == step.budget
-    wanted = {c.request_id: c.tokens for c in chunks} | {
-        a.request_id: 1 for a in admissions if a.request_id not in {c.request_id for c in chunks}
-    }
+    wanted = {c.request_id: c.tokens for c in chunks}
+    wanted |= {name: waiting[name].uncached_tokens for name in waiting if name not in wanted}
     assert dict(step.chunks).items() <= wanted.items()
     assert step.chunks or not wanted, "a plan that prefills must not come to nothing"
+
+
+def test_who_is_admitted_without_a_chunk_gets_what_is_left() -> None:
+    """vLLM admits nobody without computing something: within the step's tokens, or not now."""
+    waiting = {"a": waits("a", 20, cached=19), "b": waits("b", 30)}
+    plan = StepPlan(decode=("d",), admissions=(Admission("a", 0), Admission("b", 0)))
+    running = [runs("d", known=9, computed=8)]
+    assert dict(shown(plan, running, waiting, most_tokens=12).chunks) == {"a": 1, "b": 10}
+    assert dict(shown(plan, running, waiting, most_tokens=2).chunks) == {"a": 1}
+    assert dict(shown(plan, running, waiting, most_tokens=1).chunks) == {}

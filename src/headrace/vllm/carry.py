@@ -80,7 +80,7 @@ def shown(
     decoded_tokens = len(decode)
     if drafts:
         decoded_tokens += sum([drafts.get(request_id, 0) for request_id in decode])
-    chunks = _chunks(plan, runs, waiting, decode, allowed)
+    chunks = _chunks(plan, runs, waiting, decode, allowed, most_tokens - decoded_tokens)
     chunks = _exact(chunks)
     threshold = max((c.tokens for c in chunks[:-1] if c.partial), default=0)
     budget = decoded_tokens + sum([c.tokens for c in chunks])
@@ -108,8 +108,10 @@ def _chunks(
     waiting: Mapping[str, SequenceState],
     decode: Collection[str],
     allowed: Collection[str] | None,
+    most_tokens: int,
 ) -> list[_Chunk]:
-    """In the order of the plan. An admitted sequence without a chunk of its own gets its one pending token."""
+    """In the order of the plan. vLLM lets nobody in without computing something of it: an admitted sequence without a
+    chunk of its own gets what the step still holds, or enters another time."""
     entering = {a.request_id for a in plan.admissions}
     if not entering <= waiting.keys():
         raise PlanRefused(f"a plan admits who does not wait: {sorted(entering - waiting.keys())[:3]}")
@@ -128,9 +130,12 @@ def _chunks(
         if not 1 <= chunk.tokens <= max(1, pending):
             raise PlanRefused(f"a plan computes {chunk.tokens} of {pending} tokens of {chunk.request_id}")
         found.append(_Chunk(chunk.request_id, chunk.tokens, pending, chunk.request_id in entering))
+    left = most_tokens - sum([c.tokens for c in found])
     for admission in plan.admissions:
-        if admission.request_id not in planned:
-            found.append(_Chunk(admission.request_id, 1, waiting[admission.request_id].uncached_tokens, True))
+        if admission.request_id not in planned and left > 0:
+            pending = waiting[admission.request_id].uncached_tokens
+            found.append(_Chunk(admission.request_id, min(pending, left), pending, True))
+            left -= min(pending, left)
     return found if allowed is None else [c for c in found if not c.waits or c.request_id in allowed]
 
 
