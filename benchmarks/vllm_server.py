@@ -25,6 +25,14 @@ MAX_NUM_SEQS: Final = 16
 CONTEXT_TOKENS: Final = 8192
 
 
+class Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
 @dataclass(frozen=True)
 class VllmServer:
     """A running server; ``log`` holds what it says."""
@@ -43,19 +51,23 @@ class VllmServer:
             return str(answer.read().decode())
 
     def send(self, path: str, body: Mapping[str, Any], *, method: str = "POST", key: str | None = None) -> Any:
-        """The JSON answer to a JSON body. Raises urllib.error.HTTPError."""
+        """The JSON answer to a JSON body. Raises Refused."""
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         request = urllib.request.Request(
             f"{self.base}{path}", json.dumps(body).encode(), headers=headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Refused(error.code, error.read().decode()) from None
 
 
 def arguments(kind: Kind, checkpoint: Path, port: int, settings: Mapping[str, Any] | None = None) -> list[str]:
     """The command line. The console script of the CPU build looks for another package's name: the module is started."""
     words = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint),
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL,
         "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT_TOKENS),
         "--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-batched-tokens", "2048",
