@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,11 @@ def test_every_text_is_that_of_stock_vllm(server: VllmServer, model: Path) -> No
         assert texts(stock, "stock", bodies) == ours == off
 
 
-def watch(server: VllmServer, busy: threading.Event, see: Callable[[dict[str, Any]], None]) -> None:
-    while not busy.is_set():
-        see(status(server))
+def watch(server: VllmServer, done: threading.Event, seen: list[tuple[int, int]]) -> None:
+    """How many documents run and wait, again and again."""
+    while not done.is_set():
+        now = status(server)
+        seen.append((now["running_by_lane"].get("documents", 0), now["waiting_by_lane"].get("documents", 0)))
         time.sleep(0.05)
 
 
@@ -92,16 +94,7 @@ def test_a_lanes_cap_holds_and_is_live(server: VllmServer) -> None:
         change(server, lane_caps={"documents": cap})
         seen: list[tuple[int, int]] = []
         done = threading.Event()
-        watcher = threading.Thread(
-            target=watch,
-            args=(
-                server,
-                done,
-                lambda s: seen.append(
-                    (s["running_by_lane"].get("documents", 0), s["waiting_by_lane"].get("documents", 0))
-                ),
-            ),
-        )
+        watcher = threading.Thread(target=watch, args=(server, done, seen))
         watcher.start()
         draw = random.Random(cap)
         texts(
