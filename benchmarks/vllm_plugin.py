@@ -29,7 +29,7 @@ LANES: Final[Mapping[str, dict[str, Any]]] = {
     "long": {"lane": "documents", "priority": 90},
 }
 PRIORITY: Final = {"short": 0, "long": 90}
-SETTINGS: Final = {"knobs": {"urgent_step_s": 0.2, "idle_step_s": 0.4}}
+KNOBS: Final = {"urgent_step_s": 0.2, "idle_step_s": 0.4}
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,11 @@ async def drive(server: VllmServer, kind: Kind, plan: Sequence[Planned]) -> tupl
     return list(happened), time.perf_counter() - began_s
 
 
-def measure(kind: Kind, model: Path, rounds: Sequence[int], names: Sequence[str], folder: Path) -> None:
+def measure(
+    kind: Kind, model: Path, rounds: Sequence[int], names: Sequence[str], folder: Path, settings: Mapping[str, Any]
+) -> None:
     """Start the server, drive every workload of every round, and write what happened."""
-    with vllm_server(kind, model, SETTINGS) as server:
+    with vllm_server(kind, model, settings) as server:
         warm = random.Random(f"warm {kind} {rounds}")
         asyncio.run(drive(server, kind, [Planned(0.0, "short", _prompt(warm, 300), 8) for _ in range(3)]))
         for number in rounds:
@@ -178,6 +180,7 @@ def main() -> None:
     options.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--first-round", type=int, default=0)
+    options.add_argument("--knobs", type=json.loads, default=KNOBS, help="headrace's knobs at start, JSON")
     options.add_argument("--report", action="store_true", help="only the table")
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -185,7 +188,7 @@ def main() -> None:
         model = checkpoint(given.model)
         for number in range(given.first_round, given.first_round + given.rounds):
             for kind in given.only:
-                measure(kind, model, [number], given.workloads, given.out)
+                measure(kind, model, [number], given.workloads, given.out, {"knobs": given.knobs})
     report(given.out)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.scheduling.bands import Band, band_for
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -15,6 +16,9 @@ from headrace.vllm.adapter import Adapter
 from headrace.vllm.gate import GatedQueue
 from headrace.vllm.shapes import Request, Scheduler
 from headrace.vllm.xargs import from_xargs
+
+CACHE_LOOKS: Final = 8
+"""A look takes some ten microseconds for every thousand tokens of a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +64,7 @@ class Book:
         self._tracked: dict[str, Tracked] = {}
         self._urgent = 0
         self._urgent_left_s = -math.inf
+        self._next_group = 0
 
     def __len__(self) -> int:
         return len(self._tracked)
@@ -148,6 +153,23 @@ class Book:
         state.cached_tokens = min(self._adapter.cached_tokens(scheduler, request), state.known_tokens - 1)
         tracked.waits = True
         self.queue.add(state, rates)
+
+    def note_cached(self, scheduler: Scheduler) -> None:
+        """What the prefix cache holds of the prompts that come next: others may have computed their beginnings since.
+        Looks at the first of every group, so many in all as a step can spare the time for."""
+        left = CACHE_LOOKS
+        groups = list(self.queue.groups.values())
+        self._next_group %= max(1, len(groups))
+        for group in groups[self._next_group :] + groups[: self._next_group]:
+            if left <= 0:
+                break
+            self._next_group += 1
+            for _, request_id, state in (group.on_time or group.late)[:left]:
+                tracked = self._tracked[request_id]
+                state.cached_tokens = min(
+                    self._adapter.cached_tokens(scheduler, tracked.request), state.known_tokens - 1
+                )
+                left -= 1
 
     def _leave(self, request: Request, now_s: float) -> None:
         """It left vLLM's queue alive: it runs, or waits elsewhere for its KV."""

@@ -101,6 +101,7 @@ class Steering:
         self._lanes: dict[str, int] = {}
         self._decide_s = 0.0
         self._said_xargs = False
+        self._prefilled = False
         self._start()
 
     def _start(self) -> None:
@@ -184,6 +185,8 @@ class Steering:
         book.look(scheduler.running, self._updated_s, now_s)
         self._relieve(now_s, rates)
         book.queue.refresh(now_s)
+        if self._prefilled:
+            book.note_cached(scheduler)
         state = self._state(now_s)
         plan = self._policy.plan(state)
         for request_id in plan.victims:
@@ -282,6 +285,7 @@ class Steering:
             state = book[request_id].state
             pairs += prefill_pairs(max(state.computed_tokens, state.cached_tokens if state.slot is None else 0), tokens)
             lanes[state.lane] = lanes.get(state.lane, 0) + tokens
+        self._prefilled = bool(step.chunks)
         self._call = None if step.empty else Call(step.budget, context, pairs)
         self._lanes = lanes
 
