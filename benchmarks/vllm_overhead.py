@@ -54,8 +54,13 @@ def step_times_s(running: int, waiting: int, steps: int, *, headrace: bool, asyn
             if lane < 3:
                 extra |= {"headrace_first_token_in_s": 60.0, "headrace_tpot_s": 0.3}
             engine.add(make_request(f"r{index}", prompt_of(100, seed=index), 500, extra=extra))
+        if headrace:
+            # hybrid would hold some back while others decode: here all are to run.
+            scheduler.headrace.change({"strategy": "continuous"})
         while len(scheduler.running) < running or any(not engine.outputs[r.request_id] for r in scheduler.running):
             engine.step()
+        if headrace:
+            scheduler.headrace.change({"strategy": "hybrid"})
         scheduler.schedule, scheduler.update_from_output = (
             timed(scheduler.schedule),
             timed(scheduler.update_from_output),
@@ -68,6 +73,7 @@ def step_times_s(running: int, waiting: int, steps: int, *, headrace: bool, asyn
         gc.enable()
         if headrace:
             assert scheduler.headrace.active
+            assert len(scheduler.running) == running
         return taken
 
 

@@ -29,7 +29,7 @@ LANES: Final[Mapping[str, dict[str, Any]]] = {
     "long": {"lane": "documents", "priority": 90},
 }
 PRIORITY: Final = {"short": 0, "long": 90}
-KNOBS: Final = {"urgent_step_s": 0.2, "idle_step_s": 0.4}
+KNOBS: Final = {"urgent_step_s": 0.4, "idle_step_s": 1.0}
 
 
 @dataclass(frozen=True)
