@@ -24,6 +24,9 @@ class Stock(deque[Any]):
     def peek_request(self) -> Any:
         return self[0]
 
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
     def remove_requests(self, requests: Iterable[Any]) -> None:
         kept = [r for r in self if r not in list(requests)]
         self.clear()

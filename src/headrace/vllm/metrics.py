@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -35,7 +35,7 @@ class StatusCollector(Collector):
             for engine, status in enumerate(self.statuses):
                 counter.add_metric([str(engine)], getattr(status.counts, name))
             yield counter
-        gauges = {
+        gauges: dict[str, tuple[str, Callable[[Status], float]]] = {
             "enabled": ("1 while headrace's policies decide", lambda s: float(s.enabled and not s.failed)),
             "decide_seconds": ("What deciding a step takes on average", lambda s: s.decide_s),
             "step_prediction_error": ("Typical relative error of predicted step times", lambda s: s.step_error),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headrace.kv.sources import SourceTimes
 from headrace.kv.watermarks import KvLevel, Marks, cold_sequences, drain_s, next_level
@@ -41,7 +41,7 @@ class Pressure:
     def look(
         self,
         running: Sequence[SequenceState],
-        waiting: Sequence[SequenceState],
+        waiting: Collection[SequenceState],
         usage: float,
         now_s: float,
         knobs: SchedulingKnobs,
@@ -62,7 +62,7 @@ class Pressure:
         self.level = next_level(self.level, self.held_tokens / budget, self.promised_tokens / budget, marks)
         self.drain_s = 0.0
         if self.level in ("refuse", "move"):
-            self.drain_s = self._drain_s(running, waiting, marks, knobs, rates, times)
+            self.drain_s = self._drain_s(running, list(waiting), marks, knobs, rates, times)
         if self.level != "move":
             return []
         return cold_sequences(

@@ -211,11 +211,11 @@ class Steering:
     def _state(self, now_s: float) -> SchedulerState:
         book = self.book
         sizes = self._batch_sizes(now_s)
-        cap = self.shape.max_num_seqs
+        free = book.free_streams(max(0, self.shape.max_num_seqs - len(book.running)))
         return SchedulerState(
             now_s=now_s,
             bands=book.bands,
-            free_streams=book.free_streams(max(0, cap - len(book.running))),
+            free_streams=free,
             waiting=book.queue,
             running=book.running,
             knobs=self.knobs,
@@ -227,16 +227,15 @@ class Steering:
             batch_cap=sizes.knee,
             crowd=sizes.crowd,
             strategy=self._plan.strategy,
-            # Far from full nobody need be counted.
-            memory=None if self.pressure.level == "normal" else self.pressure.limits(self.knobs),
+            # Far from full, or with no place for anybody, nobody need be counted.
+            memory=self.pressure.limits(self.knobs) if self.pressure.level != "normal" and any(free) else None,
         )
 
     def _relieve(self, now_s: float, rates: ServiceRates) -> None:
         """Look where the level of KV memory is, and take out whom it says."""
         book, scheduler = self.book, self._scheduler
-        waiting = list(book.queue) if len(book.queue) else []
         cold = self.pressure.look(
-            book.running, waiting, scheduler.get_kv_cache_usage(), now_s, self.knobs, rates, self.costs
+            book.running, book.queue, scheduler.get_kv_cache_usage(), now_s, self.knobs, rates, self.costs
         )
         for state in cold:
             state.made_way = True

@@ -77,8 +77,9 @@ def _read(name: str, value: object) -> object | None:
         case "expected_tokens":
             return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
         case "first_token_in_s" | "finish_in_s" | "tpot_s":
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            return float(value) if number and math.isfinite(value) and (value > 0 or name != "tpot_s") else None  # type: ignore[arg-type]
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                return None
+            return float(value) if value > 0 or name != "tpot_s" else None
         case "stream":
             return bool(value) if value in (0, 1) else None
         case _:
