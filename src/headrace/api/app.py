@@ -19,6 +19,7 @@ from headrace.api.admin_groups import AdminGroups
 from headrace.api.anthropic_errors import in_anthropic_form
 from headrace.api.anthropic_messages import MESSAGES_PATH, CountTokens, MessagesSurface
 from headrace.api.deps import Deps
+from headrace.api.embeddings import EMBEDDINGS_PATH, Embeddings
 from headrace.api.errors import ClientDisconnected, HttpError, error_body, internal_error, to_http
 from headrace.api.exchange import Exchange, attach, exchange_of, header, sane_request_id
 from headrace.api.generate import Generate
@@ -66,6 +67,7 @@ def create_app(deps: Deps) -> Starlette:
                 RESPONSES_PATH + "/{response_id}",
                 ByMethod(GET=stored_responses.retrieve, DELETE=stored_responses.delete),
             ),
+            Route(EMBEDDINGS_PATH, ByMethod(POST=Embeddings(deps))),
             Route("/v1/models", ByMethod(GET=models.list)),
             Route("/v1/models/{model:path}", ByMethod(GET=models.retrieve, DELETE=models.delete)),
             Route("/tokenize", ByMethod(POST=tokens.tokenize)),
