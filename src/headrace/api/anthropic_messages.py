@@ -11,7 +11,7 @@ from headrace.api.anthropic_format import MessagesFormat
 from headrace.api.anthropic_request import chat_body, conversation, needs_remote
 from headrace.api.anthropic_wire import CountRequest, MessagesRequest
 from headrace.api.body import read_body
-from headrace.api.decode import decode
+from headrace.api.decode import decode, encode
 from headrace.api.deps import Deps
 from headrace.api.exchange import Exchange, exchange_of
 from headrace.api.generate import authenticate
@@ -54,7 +54,7 @@ class CountTokens:
         model = resolve_model(config, request.model)
         if isinstance(deps.tokenizer, NoVocabulary):
             exchange.extra_headers.append((b"x-headrace-estimated", b"input_tokens"))
-            count = deps.prompt_sizes.estimate(model, len(msgspec.json.encode(chat["messages"])))
+            count = deps.prompt_sizes.estimate(model, len(encode(chat["messages"])))
         else:
             count = (await chat_prompt(msgspec.convert(chat, ChatRequest), deps.tokenizer)).count
         await send_json(send, exchange, {"input_tokens": count})

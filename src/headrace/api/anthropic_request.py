@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from headrace.api.anthropic_wire import Block, Conversation, MessagesRequest, OutputFormat, Tool, ToolChoice, Turn
+from headrace.api.decode import encode
 from headrace.api.sampling import int_within
 from headrace.errors import RequestError
 
@@ -29,7 +28,7 @@ def chat_body(request: MessagesRequest) -> bytes:
         "user": None if request.metadata is None else request.metadata.user_id,
     }
     chat |= {name: value for name, value in plain.items() if value is not None}
-    return msgspec.json.encode(chat)
+    return encode(chat)
 
 
 def conversation(request: Conversation) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def _assistant(blocks: list[Block], where: str) -> list[dict[str, Any]]:
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
         if block.type == "tool_use":
-            arguments = msgspec.json.encode(block.input or {}).decode()
+            arguments = encode(block.input or {}).decode()
             function = {"name": _needed(block.name, f"{at}.name"), "arguments": arguments}
             calls.append({"id": _needed(block.id, f"{at}.id"), "type": "function", "function": function})
         elif block.type not in _THINKING:  # what was thought for an earlier answer is not part of the prompt

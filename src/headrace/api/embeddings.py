@@ -139,7 +139,7 @@ def _answer(status: int, body: bytes, model: str) -> dict[str, Any]:
         raise RemoteFailure("the engine answered with something that is no JSON object", kind="junk") from error
     if not isinstance(said.get("data"), list):
         raise RemoteFailure("the engine's answer holds no embeddings", kind="junk")
-    kept = {name: said[name] for name in ("object", "data", "usage") if name in said}
+    kept: dict[str, Any] = {name: said[name] for name in ("object", "data", "usage") if name in said}
     return {"object": "list", **kept, "model": model}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
+from headrace.api.decode import encode
 from headrace.api.responses_wire import FunctionTool, Item, ItemPart, ResponsesRequest, TextFormat
 from headrace.api.sampling import int_within
 from headrace.errors import RequestError
@@ -66,7 +65,7 @@ def chat_body(request: ResponsesRequest, messages: Sequence[dict[str, Any]]) -> 
             chat["parallel_tool_calls"] = request.parallel_tool_calls
     elif request.tool_choice not in (None, "auto", "none"):
         raise RequestError("tool_choice needs tools", param="tool_choice")
-    return msgspec.json.encode(chat)
+    return encode(chat)
 
 
 def needs_remote(request: ResponsesRequest) -> str | None:
