@@ -3,6 +3,9 @@
 Some people talk at once, each turn right after the answer to the one before; all share a system prompt. Every round has
 a system prompt and questions of its own, so that nothing is left of the round before; on and off take turns, so that a
 drifting machine hits both. The engine's own core runs the steps, with the default strategy.
+
+With ``--stores`` the prefix cache is on in both, and the store in RAM on in one: with more people than streams, what
+one of them left in a stream is gone when the next turn comes.
 """
 
 from __future__ import annotations
@@ -10,20 +13,23 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.harness import Spread, report
 from headrace.engines.llama.build import build
 from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.threads import usable_cores
-from headrace.messages.engine import SamplingParams, Start, Submit
+from headrace.messages.engine import SamplingParams, Start, Submit, TierPlan
 from headrace.models.store import resolve
+from headrace.models.tiny import make_tiny_gguf
 
 CONTEXT_TOKENS = 2048
 STREAMS = 16
-FIRST_TOKEN, TOKENS = 300, 40_000
+FIRST_TOKEN, TOKENS = 300, {"smollm2": 40_000, "tiny": 500}
 """Prompts are of random tokens: the KV does not care what they say, and nothing repeats by chance."""
 
 
@@ -36,6 +42,8 @@ class Shape:
     system_tokens: int
     question_tokens: int
     answer_tokens: int
+    tokens: int
+    """Prompts are of tokens from ``FIRST_TOKEN`` to this one."""
 
 
 @dataclass(slots=True)
@@ -66,7 +74,7 @@ def talk(core: EngineCore, shape: Shape, seed: int) -> Round:
     found = Round([[] for _ in range(shape.turns)])
 
     def words(count: int) -> list[int]:
-        return [randomness.randrange(FIRST_TOKEN, TOKENS) for _ in range(count)]
+        return [randomness.randrange(FIRST_TOKEN, shape.tokens) for _ in range(count)]
 
     system = words(shape.system_tokens)
     questions = [[words(shape.question_tokens) for _ in range(shape.turns)] for _ in range(shape.people)]
@@ -135,17 +143,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--people", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--question-tokens", type=int, default=40)
+    parser.add_argument("--answer-tokens", type=int, default=40)
+    parser.add_argument("--model", choices=["smollm2", "tiny"], default="smollm2")
+    parser.add_argument("--stores", action="store_true", help="compare the store in RAM, not the prefix cache")
     parser.add_argument("--system-tokens", type=int, default=800)
     parser.add_argument("--threads", type=int, default=usable_cores())
     options = parser.parse_args()
     if options.turns < 2:
         parser.error("--turns must be at least 2: what follows the first turn is compared")
 
-    shape = Shape(options.people, options.turns, options.system_tokens, question_tokens=40, answer_tokens=40)
-    model = str(resolve("smollm2"))
+    shape = Shape(
+        options.people,
+        options.turns,
+        options.system_tokens,
+        options.question_tokens,
+        options.answer_tokens,
+        TOKENS[options.model],
+    )
+    with tempfile.TemporaryDirectory(prefix="prefix-reuse-") as folder:
+        model = str(make_tiny_gguf(Path(folder) / "tiny.gguf") if options.model == "tiny" else resolve("smollm2"))
+        compare(model, shape, options)
+
+
+def compare(model: str, shape: Shape, options: argparse.Namespace) -> None:
+    """Rounds with both settings in turns, and the report."""
     cores = {
         setting: build(
-            Start(model, "smollm2", [(CONTEXT_TOKENS, STREAMS)], threads=options.threads, prefix_cache=setting == "on")
+            Start(
+                model,
+                options.model,
+                [(CONTEXT_TOKENS, STREAMS)],
+                threads=options.threads,
+                prefix_cache=options.stores or setting == "on",
+                kv_tiers=TierPlan(None) if options.stores and setting == "on" else None,
+            )
         ).core
         for setting in ("off", "on")
     }
@@ -168,8 +200,17 @@ def main() -> None:
     report(
         "prefix_reuse",
         f"python -m benchmarks.prefix_reuse --rounds {options.rounds} --people {options.people} "
-        f"--turns {options.turns} --system-tokens {options.system_tokens} --threads {options.threads}",
-        ["cache", "TTFT ms, first turn", "TTFT ms, later turns", "prompt tokens/s", "output tokens/s", "cached share"],
+        f"--turns {options.turns} --system-tokens {options.system_tokens} "
+        f"--question-tokens {options.question_tokens} --answer-tokens {options.answer_tokens} "
+        f"--model {options.model} --threads {options.threads}{' --stores' if options.stores else ''}",
+        [
+            "stores" if options.stores else "cache",
+            "TTFT ms, first turn",
+            "TTFT ms, later turns",
+            "prompt tokens/s",
+            "output tokens/s",
+            "cached share",
+        ],
         rows,
         {"settings": data, "whole_round_off_to_on": faster.plain()},
     )

@@ -59,7 +59,7 @@ async def test_admin_tells_the_level_its_marks_and_the_account(tmp_path: Path) -
         served.engine.revive()
     assert answer["level"] == "refuse" and answer["drain_s"] == 41.2
     assert answer["marks"] == {"warn": 0.7, "refuse": 0.85, "move": 0.95, "gap": 0.05, "long_tokens": 512}
-    assert set(answer["places"]) == {"live", "idle", "ram", "disk"}
+    assert set(answer["places"]) == {"live", "idle", "ram", "disk", "stored_ram", "stored_disk"}
     assert answer["integrity"] is None and answer["holdings"] == []
     assert down.status_code == 503
 

@@ -8,7 +8,16 @@ import pytest
 from msgspec import Struct, inspect
 
 from headrace.config.fields import Note, notes
-from headrace.config.schema import BandConfig, Config, EngineConfig, KvMemoryConfig, ModelConfig, ServerConfig, Tenant
+from headrace.config.schema import (
+    BandConfig,
+    Config,
+    EngineConfig,
+    KvMemoryConfig,
+    KvTiersConfig,
+    ModelConfig,
+    ServerConfig,
+    Tenant,
+)
 from headrace.config.shape import schema_type
 from headrace.config.validate import RESERVED_SEGMENTS, validate
 from headrace.kv.precision import KvDtype
@@ -150,6 +159,26 @@ def test_a_prefix_that_cannot_be_told_from_headraces_own_paths_is_refused(prefix
 @pytest.mark.parametrize("prefix", ["/a", "/a/b", "/team-1/chat.v2", "/v1x", "/healthy"])
 def test_other_prefixes_are_fine(prefix: str) -> None:
     assert said(with_lanes(a=Lane(match=LaneMatch(path_prefixes=(prefix,))))) == []
+
+
+@pytest.mark.parametrize(
+    ("tiers", "prefix_cache", "problem"),
+    [
+        (KvTiersConfig(), True, None),
+        (KvTiersConfig(), False, None),
+        (KvTiersConfig(ram_bytes=0), False, None),
+        (KvTiersConfig(disk_path="/somewhere"), True, None),
+        (KvTiersConfig(ram_bytes=0, disk_path="/somewhere"), True, "ram_bytes"),
+        (KvTiersConfig(ram_bytes=1 << 30), False, "prefix_cache"),
+        (KvTiersConfig(disk_path="/somewhere"), False, "prefix_cache"),
+    ],
+)
+def test_stores_need_memory_and_who_finds_what_they_have(
+    tiers: KvTiersConfig, prefix_cache: bool, problem: str | None
+) -> None:
+    """The default goes with everything."""
+    problems = said(Config(engine=EngineConfig(kv_tiers=tiers, prefix_cache=prefix_cache)))
+    assert len(problems) == (problem is not None) and (problem is None or problem in problems[0])
 
 
 def _bands(*bands: tuple[int, KvDtype], lane: Lane | None = None) -> Config:

@@ -15,6 +15,7 @@ from headrace.engines.llama.core import EngineCore
 from headrace.engines.llama.library import Library
 from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
+from headrace.engines.llama.tiering import Tiering
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
 from headrace.kv.budget import fit_bands
@@ -99,6 +100,7 @@ def engine_core(
     threads: int = THREADS,
     policy: StepPolicy | None = None,
     prefix: PrefixRules = PREFIX_DEFAULT,
+    tiering: Tiering | None = None,
     parking: Parking | None = None,
 ) -> Iterator[EngineCore]:
     """A core over ``bands``, closed at the end."""
@@ -112,6 +114,7 @@ def engine_core(
         knobs=limits,
         threads=threads,
         prefix=prefix,
+        tiering=tiering,
         parking=parking,
     )
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.engines.llama.build import Engine
 from headrace.engines.llama.channel import Channel, GatewayGone
+from headrace.engines.llama.core import Chores
 from headrace.engines.llama.loop import EngineLoop
 from headrace.errors import EngineError
 from headrace.kv.account import KvAccount
@@ -110,6 +111,13 @@ class Core:
         self.cut: Any = None
         self.saves: set[str] = set()
         self.during_step: Any = None
+        self.chores: Chores = None
+        self.chores_to_do: list[Chores] = []
+        """What is left after each chore that is done."""
+
+    def do_chores(self) -> StepOutput | None:
+        self.chores = self.chores_to_do.pop(0)
+        return None if self.chores is not None else StepOutput([], 0.0, self.load())
 
     def step(self) -> StepOutput:
         self.steps.append(time.monotonic())
@@ -173,6 +181,27 @@ def test_a_pass_is_cut_for_an_arrival_that_it_saves_and_nothing_is_lost(ends: tu
     assert answers == [False, False, True, False], "an arrival is asked about once"
     assert core.submitted == ["first", "patient", "urgent"]
     assert len(core.steps) == 2, "one, and one for the ends"
+
+
+def test_an_idle_loop_does_chores_and_reports_when_they_are_done(ends: tuple[socket.socket, Channel]) -> None:
+    """One after the other, without a step; the gateway gets the load that they leave."""
+    gateway, channel = ends
+    core = Core()
+    core.chores, core.chores_to_do = "now", ["now", "soon", "soon", None]
+    done = core.do_chores
+
+    def do_chores() -> StepOutput | None:
+        output = done()
+        if output is not None:
+            send(gateway, Shutdown())
+        return output
+
+    core.do_chores = do_chores  # type: ignore[method-assign]
+    loop_over(core, channel).run()
+    assert len(core.steps) == 1, "the one for the ends"
+    frames = framing.FrameBuffer()
+    first, *_ = [framing.decode_for_gateway(body) for body in frames.feed(gateway.recv(65536))]
+    assert isinstance(first, StepOutput) and first.load == core.load()
 
 
 def test_while_a_plan_waits_the_loop_sleeps_and_a_message_wakes_it(ends: tuple[socket.socket, Channel]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kv.account import IN_STREAMS, PLACES, KvAccount, KvHolding, KvLimits
+from headrace.kv.account import IN_STREAMS, OF_NOBODY, PLACES, KvAccount, KvHolding, KvLimits
 
 LIMITS = KvLimits([(256, 4), (1024, 2)], [10, 10], {"ram": 30_000, "disk": None})
 
@@ -31,6 +31,9 @@ def accounts(draw: st.DrawFn) -> KvAccount:
         tokens = draw(st.integers(1, 900))
         in_ram = draw(st.booleans())
         holdings.append(KvHolding(f"p{number}", "ram" if in_ram else "disk", tokens, tokens * 11, (f"p{number}",)))
+    for number in range(draw(st.integers(0, 3))):
+        for place in draw(st.sets(st.sampled_from(OF_NOBODY[1:]))):
+            holdings.append(KvHolding(f"p{number}", place, 128, 128 * 9))
     return KvAccount(holdings)
 
 
@@ -54,6 +57,7 @@ DAMAGE: dict[str, dict[str, Any]] = {
     "a parked one in a band": {"place": "ram"},
     "nobody's, and live": {"users": ()},
     "somebody's, and idle": {"place": "idle"},
+    "somebody's, and stored": {"place": "stored_ram", "band": None},
     "fewer than none": {"tokens": -1, "bytes": -10},
 }
 

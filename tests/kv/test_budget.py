@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
+from headrace.kv.budget import MIN_CONTEXT_TOKENS, MOST_STORE_BYTES, default_store_bytes, fit_bands
 from headrace.kv.precision import KvDtype
 from headrace.scheduling.bands import Band
 
@@ -107,3 +107,10 @@ def test_a_budget_below_the_least_context_is_refused_with_the_numbers() -> None:
     """The message holds what is there and what is needed."""
     with pytest.raises(ConfigError, match=r"hold 255 tokens .* at least 256"):
         fit_bands([Band(2048, 4)], 100, 25_599, 4096)
+
+
+def test_stores_take_a_quarter_of_what_bands_leave_within_a_limit() -> None:
+    """Nothing where bands take all."""
+    assert default_store_bytes(16 << 30, 8 << 30) == 2 << 30
+    assert default_store_bytes(1 << 40, 8 << 30) == MOST_STORE_BYTES
+    assert default_store_bytes(8 << 30, 9 << 30) == 0

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kv.residents import HALF_LIFE_S, IdleResidents
+from headrace.kv.group_chance import HALF_LIFE_S
+from headrace.kv.residents import IdleResidents
 
 
 def test_the_chance_halves_with_every_half_life_unused() -> None:

@@ -26,10 +26,10 @@ from headrace.cli.model import shown_progress
 from headrace.cli.ready_report import ready_lines
 from headrace.config.load import LoadedConfig, load_with_origins
 from headrace.config.scheduling import needs_restart, scheduling_knobs
-from headrace.config.schema import Config, ServerConfig
+from headrace.config.schema import Config, KvTiersConfig, ServerConfig
 from headrace.errors import ConfigError, EngineNotReady, GateError
 from headrace.lanes.feasibility import report
-from headrace.messages.engine import Ready, Start
+from headrace.messages.engine import Ready, Start, TierPlan
 from headrace.models import store
 
 if TYPE_CHECKING:
@@ -155,7 +155,14 @@ def start_message(config: Config, model_path: Path, model_name: str) -> Start:
         parked_bytes=engine.kv_memory.parked_bytes,
         spill_dir=engine.kv_memory.spill_dir,
         spill_bytes=engine.kv_memory.spill_bytes,
+        kv_tiers=_tier_plan(engine.kv_tiers) if engine.prefix_cache else None,
     )
+
+
+def _tier_plan(tiers: KvTiersConfig) -> TierPlan | None:
+    if tiers.ram_bytes == 0:
+        return None
+    return TierPlan(tiers.ram_bytes, tiers.disk_path, tiers.disk_bytes, tiers.compress_threshold, tiers.codec)
 
 
 def _store_folder(config: Config) -> Path:

@@ -25,6 +25,7 @@ from headrace.config.schema import (
     ControlConfig,
     EngineConfig,
     KvMemoryConfig,
+    KvTiersConfig,
     ModelConfig,
     SchedulingConfig,
     ServerConfig,
@@ -148,6 +149,7 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "bands": Note("Ranges of context length, shortest first; each has a context of its own."),
             "scheduling": Note("How batches are made; live, by SIGHUP or `headrace knobs`."),
             "kv_memory": Note("How much KV memory sequences may hold, and where they go when it is full."),
+            "kv_tiers": Note("Stores in RAM and on disk for the KV that sequences leave."),
             "gpu_layers": _count("Model layers computed on the GPU; 0 none.", minimum=0, maximum=10_000),
             "start_timeout_s": _seconds("How long loading the model may take."),
             "stall_timeout_s": _seconds(
@@ -179,6 +181,17 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             ),
             "spill_dir": Note("Where their KV goes beyond that; null: it is dropped and computed again."),
             "spill_bytes": Note("What files in spill_dir may take.", 0, 2**50),
+        },
+        KvTiersConfig: {
+            "ram_bytes": Note(
+                "Host memory for KV that sequences leave; 0: none; null: a quarter of what bands leave, at most 8GiB.",
+                0,
+                2**46,
+            ),
+            "disk_path": Note("Folder for block files, of this engine alone; null: none."),
+            "disk_bytes": Note("What files in disk_path may take.", 0, 2**50),
+            "compress_threshold": _tokens("Contexts longer than this are packed when they are stored."),
+            "codec": Note("Whether blocks are packed: auto (as measured on this machine), zstd, or none."),
         },
         BandConfig: {
             "max_context_tokens": _tokens("The longest sequence (prompt and output) of the band.", minimum=16),

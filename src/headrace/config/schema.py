@@ -13,6 +13,7 @@ from headrace.admission.quota import TenantLimits
 from headrace.config.groups import FleetConfig, GroupConfig
 from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype
+from headrace.kv.tiers.codec_rule import CodecRule
 from headrace.lanes.defaults import default_lanes
 from headrace.lanes.lane import Lane
 from headrace.messages.engine import PrefixSharing
@@ -152,12 +153,24 @@ class KvMemoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     spill_bytes: int = 8 * 2**30
 
 
+class KvTiersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Stores of KV blocks beside the streams: ``ram_bytes`` of host memory (None: a quarter of what the bands leave of
+    the memory that is free at start, at most 8 GiB; 0: no stores) and, with ``disk_path``, ``disk_bytes`` of files.
+    Contexts of more than ``compress_threshold`` tokens are packed when they come in."""
+
+    ram_bytes: int | None = None
+    disk_path: str | None = None
+    disk_bytes: int = 16 * 2**30
+    compress_threshold: int = 8192
+    codec: CodecRule = "auto"
+
+
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded engine. ``threads`` None: as many as there are cores, lowered while other processes keep
     cores busy. ``memory_budget_bytes`` None: half of the memory that is free at start; it bounds KV memory.
     An engine with work that reports no step for ``stall_timeout_s`` is taken for hung and restarted.
     ``prefix_sharing``: whose requests may begin with KV that another one's prompt left. ``kv_memory`` bounds what
-    sequences hold of the KV memory."""
+    sequences hold of the KV memory, ``kv_tiers`` keeps what they leave."""
 
     threads: int | None = None
     memory_budget_bytes: int | None = None
@@ -169,6 +182,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     )
     scheduling: SchedulingConfig = SchedulingConfig()
     kv_memory: KvMemoryConfig = KvMemoryConfig()
+    kv_tiers: KvTiersConfig = KvTiersConfig()
     gpu_layers: int = 0
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 120.0

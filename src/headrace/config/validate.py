@@ -40,6 +40,7 @@ def validate(config: Config, env: Mapping[str, str]) -> list[Problem]:
         *range_problems(config),
         *_texts(config),
         *_bands(config),
+        *_tiers(config),
         *scheduling_problems(config),
         *_lanes(config),
         *group_problems(config, env),
@@ -81,6 +82,7 @@ def _texts(config: Config) -> Iterator[Problem]:
         "server.host": config.server.host,
         "server.store_dir": config.server.store_dir,
         "engine.kv_memory.spill_dir": config.engine.kv_memory.spill_dir,
+        "engine.kv_tiers.disk_path": config.engine.kv_tiers.disk_path,
     }
     texts |= {f"model.aliases[{index}]": alias for index, alias in enumerate(config.model.aliases)}
     for where, text in texts.items():
@@ -108,6 +110,15 @@ def _bands(config: Config) -> Iterator[Problem]:
                 f"bands must ascend: {here.max_context_tokens} is not above {below.max_context_tokens}"
                 + (" (of one length, the finer kv_dtype comes second)" if here.kv_dtype != below.kv_dtype else ""),
             )
+
+
+def _tiers(config: Config) -> Iterator[Problem]:
+    tiers = config.engine.kv_tiers
+    if tiers.disk_path is not None and tiers.ram_bytes == 0:
+        yield Problem("engine.kv_tiers.ram_bytes", "must be above 0 with a disk_path: blocks go to disk from RAM")
+    if (tiers.ram_bytes or tiers.disk_path is not None) and not config.engine.prefix_cache:
+        where = "ram_bytes" if tiers.ram_bytes else "disk_path"
+        yield Problem(f"engine.kv_tiers.{where}", "stores need engine.prefix_cache: it finds what they have")
 
 
 def scheduling_problems(config: Config) -> Iterator[Problem]:

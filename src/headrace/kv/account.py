@@ -14,17 +14,20 @@ from msgspec import Struct
 
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 
-KvPlace = Literal["live", "idle", "ram", "disk"]
-"""A stream that somebody runs in; a stream that keeps what an ended sequence left; host memory; a file."""
-PLACES: Final[tuple[KvPlace, ...]] = ("live", "idle", "ram", "disk")
+KvPlace = Literal["live", "idle", "ram", "disk", "stored_ram", "stored_disk"]
+"""A stream that somebody runs in; a stream that keeps what an ended sequence left; host memory or a file for somebody
+who is parked; host memory or files for blocks that nobody uses at the moment (``kv.tiers``)."""
+PLACES: Final[tuple[KvPlace, ...]] = ("live", "idle", "ram", "disk", "stored_ram", "stored_disk")
 IN_STREAMS: Final[tuple[KvPlace, ...]] = ("live", "idle")
+OF_NOBODY: Final[tuple[KvPlace, ...]] = ("idle", "stored_ram", "stored_disk")
 
 
 class KvHolding(Struct, frozen=True):
-    """The KV of one sequence's first ``tokens`` tokens in one place, ``bytes`` there. ``name`` is the place's name for
-    it: ``band.stream``, or the id of the request that is parked. ``users`` are the requests whose KV it is (none: kept
-    for whoever comes). ``shared_tokens`` of it are in whole blocks that another stream holds too. ``restore_s`` is the
-    predicted time to have it in a stream again, ``compute_s`` that to compute it anew."""
+    """The KV of one sequence's first ``tokens`` tokens in one place, ``bytes`` there; of stored blocks, all those whose
+    sequences have the same first block. ``name`` is the place's name for it: ``band.stream``, the id of the request
+    that is parked, or the beginning of that first block's address. ``users`` are the requests whose KV it is (none:
+    kept for whoever comes). ``shared_tokens`` of it are in whole blocks that another stream holds too. ``restore_s`` is
+    the predicted time to have it in a stream again, ``compute_s`` that to compute it anew."""
 
     name: str
     place: KvPlace
@@ -88,14 +91,14 @@ class KvAccount:
 
     def check_integrity(self, limits: KvLimits) -> str | None:
         """None when the account is possible; else what is wrong."""
-        seen: set[tuple[str, bool]] = set()
+        seen: set[tuple[str, str]] = set()
         users: dict[str, KvPlace] = {}
         streams = [0] * len(limits.stream_tokens)
         for holding in self.holdings:
             problem = _holding_problem(holding, limits)
             if problem is not None:
                 return problem
-            key = (holding.name, holding.place in IN_STREAMS)
+            key = (holding.name, _kind(holding.place))
             if key in seen:
                 return f"{holding.name} is accounted for twice"
             seen.add(key)
@@ -115,6 +118,11 @@ class KvAccount:
         return None
 
 
+def _kind(place: KvPlace) -> str:
+    """Names are of one holding among streams, among the parked, and in each store."""
+    return "stream" if place in IN_STREAMS else place if place in OF_NOBODY else "parked"
+
+
 def _holding_problem(holding: KvHolding, limits: KvLimits) -> str | None:
     if holding.tokens < 0 or holding.bytes < 0:
         return f"{holding.name} has {holding.tokens} tokens in {holding.bytes} bytes"
@@ -130,9 +138,9 @@ def _holding_problem(holding: KvHolding, limits: KvLimits) -> str | None:
             return f"{holding.name} has {holding.bytes} bytes for {holding.tokens} tokens"
     elif holding.band is not None:
         return f"{holding.name} is in {holding.place} and in band {holding.band} at once"
-    if holding.place == "idle" and holding.users:
-        return f"{holding.name} is idle and used by {holding.users[0]}"
-    if holding.place != "idle" and len(holding.users) != 1:
+    if holding.place in OF_NOBODY and holding.users:
+        return f"{holding.name} is {holding.place} and used by {holding.users[0]}"
+    if holding.place not in OF_NOBODY and len(holding.users) != 1:
         return f"{holding.name} is {holding.place} and has {len(holding.users)} users"
     return None
 

@@ -15,7 +15,7 @@ from headrace.kv.precision import KvDtype, scaled_bytes
 from headrace.scheduling.bands import Band
 
 MIN_CONTEXT_TOKENS = ALLOCATION_TOKENS
-
+MOST_STORE_BYTES = 8 * 2**30
 
 StreamBytes = Callable[[int, KvDtype], int]
 """Bytes of one stream of so many context tokens at a precision, as libllama allocates it; never falls with the
@@ -117,6 +117,12 @@ def fit_bands(
                 f"instead of {before.max_sequences}"
             )
     return BandBudget(tuple(bands), bytes_per_token, budget_bytes, tuple(reductions), stream)
+
+
+def default_store_bytes(free_bytes: int, bands_bytes: int) -> int:
+    """What stored KV blocks (``kv.tiers``) may take of host memory where nothing is configured: a quarter of what bands
+    leave of the ``free_bytes``, as parked KV takes a quarter of all, at most ``MOST_STORE_BYTES``."""
+    return min(MOST_STORE_BYTES, max(0, free_bytes - bands_bytes) // 4)
 
 
 def _longest_context(stream: StreamBytes, dtype: KvDtype, budget_bytes: int, most_tokens: int) -> int:

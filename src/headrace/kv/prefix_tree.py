@@ -144,6 +144,10 @@ class PrefixTree(Generic[H]):
         """The namespace that ``holder`` belongs to."""
         return self._held[holder].namespace
 
+    def whole_blocks(self, holder: H) -> list[bytes]:
+        """The packed tokens of every whole block that ``holder`` holds."""
+        return [node.block for node in self._held[holder].nodes]
+
     def shared_tokens(self, holder: H) -> int:
         """Of what ``holder`` holds, tokens in whole blocks that others hold too: they outlive it."""
         nodes = self._held[holder].nodes

@@ -12,29 +12,24 @@ holds count: a system prompt that ten residents share says nothing about any of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Generic
+from dataclasses import dataclass, replace
+from typing import Generic
 
+from headrace.kv.group_chance import HALF_LIFE_S, GroupChance
 from headrace.kv.prefix_tree import H
-
-HALF_LIFE_S: Final = 120.0
-"""People answer within seconds to minutes; who has not come back after some half-lives has left."""
-
-_FIRST_USED, _FIRST_KEPT = 1.0, 4.0
-"""Before anything is known, one resident in four is taken to be used again."""
-_MEMORY: Final = 0.98
-"""Weight of the resident before, of the same group: half of the memory is the last 34."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """``hits``: how often its sequence was used, over all its turns. Times are monotonic seconds."""
+    """``hits``: how often its sequence was used, over all its turns. Times are monotonic seconds. ``saved``: whatever
+    the stores (``kv.tiers``) want of it, they have."""
 
     group: str
     hits: int
     used_s: float
     used: bool = False
     """Whether it was used since it was kept."""
+    saved: bool = False
 
 
 class IdleResidents(Generic[H]):
@@ -42,8 +37,7 @@ class IdleResidents(Generic[H]):
 
     def __init__(self) -> None:
         self._residents: dict[H, Resident] = {}
-        self._used: dict[str, float] = {}
-        self._kept: dict[str, float] = {}
+        self._groups = GroupChance()
 
     def __contains__(self, holder: H) -> bool:
         return holder in self._residents
@@ -69,16 +63,21 @@ class IdleResidents(Generic[H]):
         """A new sequence began with what only this resident had. Returns its hits so far, this one included."""
         before = self._residents[holder]
         if not before.used:
-            self._used[before.group] = self._used.get(before.group, _FIRST_USED) + 1.0
-        self._residents[holder] = Resident(before.group, before.hits + 1, now_s, used=True)
+            self._groups.note_used(before.group)
+        self._residents[holder] = replace(before, hits=before.hits + 1, used_s=now_s, used=True)
         return before.hits + 1
 
     def drop(self, holder: H) -> None:
         """The resident is gone, or lives on as part of a new sequence. Its group's share learns from it."""
-        gone = self._residents.pop(holder)
-        used = self._used.get(gone.group, _FIRST_USED)
-        self._used[gone.group] = _MEMORY * used
-        self._kept[gone.group] = _MEMORY * (self._kept.get(gone.group, _FIRST_KEPT) + 1.0)
+        self._groups.note_gone(self._residents.pop(holder).group)
+
+    def save(self, holder: H) -> None:
+        """The stores have what they want of it."""
+        self._residents[holder] = replace(self._residents[holder], saved=True)
+
+    def saved(self, holder: H) -> bool:
+        """Whether ``save`` was called for it."""
+        return self._residents[holder].saved
 
     def rename(self, holder: H, new: H) -> None:
         """The resident is with ``new`` now."""
@@ -86,10 +85,10 @@ class IdleResidents(Generic[H]):
 
     def first_chance(self, group: str) -> float:
         """The chance of a resident of ``group`` that was never used."""
-        return min(1.0, self._used.get(group, _FIRST_USED) / self._kept.get(group, _FIRST_KEPT))
+        return self._groups.first_chance(group)
 
     def chance(self, holder: H, now_s: float) -> float:
         """The chance that a resident is used again, 0 to 1."""
         resident = self._residents[holder]
-        fresh = (resident.hits + self.first_chance(resident.group)) / (resident.hits + 1)
+        fresh = self._groups.fresh_chance(resident.group, resident.hits)
         return float(fresh * 0.5 ** (max(0.0, now_s - resident.used_s) / HALF_LIFE_S))

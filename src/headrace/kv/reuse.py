@@ -22,6 +22,7 @@ from headrace.kv.sources import (
     Source,
     SourceKind,
     SourceTimes,
+    StoredPrefix,
     StreamChoice,
     apart,
     place,
@@ -118,6 +119,11 @@ class PrefixReuse:
         """The tokens that a sequence could begin with if it waited, in whole blocks."""
         return self._tree.cached_tokens(namespace, tokens)
 
+    def prompt(self, request_id: str) -> tuple[Hashable, bytes]:
+        """Namespace and packed tokens of a waiting sequence. Raises KeyError when it does not wait."""
+        watch = self._waiting[request_id].watch
+        return watch.namespace, watch.data
+
     # --------------------------------------------------------------------------------------------- placement
 
     def place(
@@ -130,12 +136,13 @@ class PrefixReuse:
         chunk_tokens: int,
         parked_tokens: int = 0,
         reusable: bool = True,
+        stored: Sequence[StoredPrefix] = (),
     ) -> Placement:
-        """Where a waiting sequence begins in ``band``, and with what. Changes nothing: ``began`` does. Not
-        ``reusable``: every prompt token must be computed (its log-probabilities are wanted). Raises ValueError when
-        the band has no free stream, KeyError when it does not wait."""
+        """Where a waiting sequence begins in ``band``, and with what; ``stored`` is what the stores have of its prompt.
+        Changes nothing: ``began`` does. Not ``reusable``: every prompt token must be computed (its log-probabilities
+        are wanted). Raises ValueError when the band has no free stream, KeyError when it does not wait."""
         watch = self._waiting[request_id].watch
-        source_times = self._times(times, chunk_tokens)
+        source_times = self.times(times, chunk_tokens)
         gap_s = times.move_s(watch.tokens, band)
         return place(
             self._candidates(watch, band, now_s, source_times, gap_s) if reusable else (),
@@ -145,12 +152,13 @@ class PrefixReuse:
             bands=self._bands,
             times=source_times,
             parked_tokens=parked_tokens,
+            stored=stored if reusable else (),
         )
 
     def best_stream(self, band: int, tokens: int, now_s: float, times: StepTimes, *, chunk_tokens: int) -> Slot:
         """The stream for a running sequence of ``tokens`` that moves up to ``band``. Raises ValueError when the band
         has no free stream."""
-        source_times = self._times(times, chunk_tokens)
+        source_times = self.times(times, chunk_tokens)
         choices = self._choices(band, now_s, source_times, times.move_s(tokens, band))
         if not choices:
             raise ValueError(f"band {band} has no stream that nobody runs in")
@@ -161,10 +169,11 @@ class PrefixReuse:
         stream. False for an empty stream."""
         if slot not in self._residents:
             return False
-        source_times = self._times(times, chunk_tokens)
+        source_times = self.times(times, chunk_tokens)
         return self._loss_s(slot, 0, now_s, source_times) > source_times.carry_s(self._tree.tokens(slot))
 
-    def _times(self, times: StepTimes, chunk_tokens: int) -> SourceTimes:
+    def times(self, times: StepTimes, chunk_tokens: int) -> SourceTimes:
+        """What every way of getting a prefix takes, as predicted now."""
         return SourceTimes(
             times, self.carry_time.s_per_token, chunk_tokens, self._copies, self.convert_time.s_per_token
         )
@@ -199,7 +208,7 @@ class PrefixReuse:
 
     def conversion_pays(self, tokens: int, times: StepTimes, *, chunk_tokens: int) -> bool:
         """Whether turning the KV of ``tokens`` into another precision is predicted to take less than computing it."""
-        source_times = self._times(times, chunk_tokens)
+        source_times = self.times(times, chunk_tokens)
         return self.can_convert and source_times.convert_s_per_token * tokens < source_times.compute_s(0, tokens)
 
     def _loss_s(self, slot: Slot, kept_tokens: int, now_s: float, times: SourceTimes) -> float:
@@ -317,6 +326,29 @@ class PrefixReuse:
             self.totals.evicted += 1
         if slot in self._tree:
             self._tree.remove(slot)
+
+    # ------------------------------------------------------------------------------------------ for the stores
+
+    def unsaved(self) -> list[Slot]:
+        """Residents that the stores (``kv.tiers``) have not been shown and may have, longest idle first."""
+        return [slot for slot in self._residents.holders() if self.storable(slot) and not self._residents.saved(slot)]
+
+    def storable(self, slot: Slot) -> bool:
+        """Whether the stream keeps an ended sequence's KV, as precise as its band keeps it: the stores tell blocks
+        apart by what a band keeps, not by what they went through before."""
+        return slot in self._residents and slot not in self._worn
+
+    def saved(self, slot: Slot) -> None:
+        """The stores have what they want of the resident in ``slot``. Raises KeyError when there is none."""
+        self._residents.save(slot)
+
+    def whole_blocks(self, slot: Slot) -> tuple[Hashable, str, list[bytes]]:
+        """Namespace, group and the packed tokens of every whole block of the resident in ``slot``. Raises KeyError when
+        there is none."""
+        resident = self._residents.get(slot)
+        if resident is None:
+            raise KeyError(slot)
+        return self._tree.namespace(slot), resident.group, self._tree.whole_blocks(slot)
 
     # ------------------------------------------------------------------------------------------------ accounts
 

@@ -8,6 +8,7 @@ Each way costs its own time, to get the prefix and compute the rest of the promp
 | ``copy`` another stream of the band inside libllama, which copies whole streams | ``move_s`` | the stream |
 | ``carry`` any stream's state out and into this one | by its tokens | the stream |
 | ``restore`` what the sequence itself had parked in RAM | half a carry | the stream |
+| ``ram``, ``disk``: load what the stores have (``kv.tiers``) | as long as such loads took | the stream |
 | ``compute`` everything | nothing | the stream |
 
 The least sum wins; a way whose own time is not below computing everything is never taken. At least one prompt token,
@@ -33,7 +34,7 @@ from headrace.scheduling.cost import prefill_pairs
 from headrace.scheduling.sequence import Slot
 from headrace.scheduling.step import StepTimes
 
-SourceKind = Literal["compute", "take_over", "copy", "carry", "restore"]
+SourceKind = Literal["compute", "take_over", "copy", "carry", "restore", "ram", "disk"]
 
 _RESTORE_SHARE: Final = 0.5
 """A parked state has been written already; only reading it back is left of a carry."""
@@ -101,6 +102,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """The stores can put the first ``tokens`` tokens of the prompt into a stream in ``load_s``; ``kind`` is the slowest
+    place that any of it comes from."""
+
+    kind: Literal["ram", "disk"]
+    tokens: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StreamChoice:
     """A stream that nobody runs in, and what using it costs others, seconds."""
 
@@ -157,10 +168,11 @@ def place(
     bands: Sequence[Band],
     times: SourceTimes,
     parked_tokens: int = 0,
+    stored: Sequence[StoredPrefix] = (),
 ) -> Placement:
     """Where a sequence of ``prompt_tokens`` that enters ``band`` begins. ``candidates`` come longest common prefix
-    first and are read only as far as one could still win; ``parked_tokens`` of its KV wait in RAM. Raises ValueError
-    when no stream is free."""
+    first and are read only as far as one could still win; ``parked_tokens`` of its KV wait in RAM, ``stored`` is what
+    the stores have. Raises ValueError when no stream is free."""
     if not choices:
         raise ValueError(f"band {band} has no stream that nobody runs in")
     all_s = times.compute_s(0, prompt_tokens)
@@ -179,6 +191,11 @@ def place(
         own_s = times.restore_s(parked_tokens) + times.compute_s(least, prompt_tokens)
         best_s = own_s + choices[0].cost_s
         best = Placement(best.slot, Source("restore", None, least, own_s, max(0.0, all_s - own_s)))
+    for prefix in stored:
+        tokens = min(prefix.tokens, prompt_tokens - 1, bands[band].max_context_tokens)
+        if tokens >= least:
+            own_s = prefix.load_s + times.compute_s(tokens, prompt_tokens)
+            offer(prefix.kind, None, tokens, choices[0].stream, own_s, choices[0].cost_s)
     common, rest_s = 0, all_s
     for candidate in candidates:
         tokens = min(candidate.tokens, prompt_tokens - 1)

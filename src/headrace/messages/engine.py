@@ -14,6 +14,7 @@ from msgspec import Struct
 from headrace.kv.account import KvHolding
 from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype, at_least
+from headrace.kv.tiers.codec_rule import CodecRule
 from headrace.kv.watermarks import KvLevel
 from headrace.scheduling.knobs import SchedulingKnobs
 
@@ -50,6 +51,18 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     skip_special_tokens: bool = True
 
 
+class TierPlan(Struct, frozen=True):
+    """Stores of KV blocks beside the streams (``kv.tiers``): ``ram_bytes`` of host memory (None: a quarter of what the
+    bands leave of the memory that is free at start, at most 8 GiB), ``disk_bytes`` of files in ``disk_path`` (None: no
+    files). Contexts of more than ``compress_threshold`` tokens are packed at once."""
+
+    ram_bytes: int | None
+    disk_path: str | None = None
+    disk_bytes: int = 0
+    compress_threshold: int = 8192
+    codec: CodecRule = "auto"
+
+
 class Start(Struct, frozen=True, tag="start"):
     """The first message: which model to load and how. ``bands`` are (max_context_tokens, max_sequences);
     ``kv_dtypes`` the precision of each one's KV (beyond the list's end: f16), ``layouts`` its layout (contiguous).
@@ -59,7 +72,7 @@ class Start(Struct, frozen=True, tag="start"):
 
     ``memory_budget_bytes`` bounds what is allocated for bands, ``kv_budget_bytes`` what sequences may hold of it
     together (None: all), ``parked_bytes`` the memory for sequences without a stream (None: a quarter of what is free
-    at start), ``spill_bytes`` their files in ``spill_dir`` (None: no files).
+    at start), ``spill_bytes`` their files in ``spill_dir`` (None: no files). ``kv_tiers`` None: no stores.
     """
 
     model_path: str
@@ -76,6 +89,7 @@ class Start(Struct, frozen=True, tag="start"):
     parked_bytes: int | None = None
     spill_dir: str | None = None
     spill_bytes: int = 0
+    kv_tiers: TierPlan | None = None
     kv_dtypes: list[KvDtype] = []
     layouts: list[BandLayout] = []
 
@@ -223,6 +237,34 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     load: EngineLoad | None = None
 
 
+class TierLoad(Struct, frozen=True):
+    """The stores of KV blocks: what they hold, what waits to be stored, what is kept of files for sequences that wait
+    (``fetched_bytes``), and, since the engine started, the prompt tokens loaded from each, blocks stored, found stored
+    already, written to files, read from them beside the steps (``fetched``) and let go, blocks that could not be used
+    (``bad``) or were not kept (``unsaved``), both by reason, and seconds that steps waited for copies."""
+
+    ram_bytes: int = 0
+    ram_quota_bytes: int = 0
+    ram_blocks: int = 0
+    disk_bytes: int = 0
+    disk_quota_bytes: int = 0
+    disk_blocks: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    fetched_bytes: int = 0
+    ram_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    stored: int = 0
+    deduplicated: int = 0
+    written: int = 0
+    fetched: int = 0
+    ram_evicted: int = 0
+    disk_evicted: int = 0
+    copy_s: float = 0.0
+    bad: dict[str, int] = {}
+    unsaved: dict[str, int] = {}
+
+
 class EngineLoad(Struct, frozen=True):
     """How full the engine is, sent with a step when it changed. Tokens are KV cells; ``step_s`` is the
     duration of the last step, ``decode_tokens`` and ``prefill_tokens`` what it held; ``step_error`` is the typical
@@ -288,6 +330,7 @@ class EngineLoad(Struct, frozen=True):
     spilled_bytes: int = 0
     kv_spills: int = 0
     kv_dropped: int = 0
+    tiers: TierLoad | None = None
     kv_conversions: int = 0
 
 

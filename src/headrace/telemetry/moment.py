@@ -15,6 +15,7 @@ from headrace.admission.lengths import OutputLength
 from headrace.kv.watermarks import LEVELS
 from headrace.messages.engine import EngineLoad, Ready
 from headrace.scheduling.knobs import Strategy
+from headrace.telemetry.tiers import TierCounts, tier_gauges
 
 OTHER: Final = "other"
 _MOST_REASONS: Final = 16
@@ -82,6 +83,7 @@ class MomentCollector(Collector):
         self._sources = sources
         self._restarts = restarts
         self._counts = counts
+        self._tier_counts = TierCounts()
         self._reasons: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
@@ -99,6 +101,10 @@ class MomentCollector(Collector):
             yield _shares(load)
             yield _kv_level(load)
             yield _kv_places(load)
+            if load.tiers is not None:
+                self._tier_counts.seen(load.tiers)
+                yield from tier_gauges(load.tiers)
+                yield from self._tier_counts.collect()
             if load.strategy:
                 yield self._strategy(load)
 

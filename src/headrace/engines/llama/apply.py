@@ -71,6 +71,8 @@ class Applier:
             with contextlib.suppress(EngineError):  # then it is given up
                 resident = context.save_stream(stream)
                 carried += reuse.tokens(Slot(old.band, stream))
+        else:
+            residents.save_before_loss(Slot(old.band, stream), reuse.times(model, chunk_tokens))
         data = context.save_stream(old.stream, reuse=True) if tokens else None
         new = sequence.state.slot = residents.slots.move(old, stream, sequence.request_id)
         context.clear_stream(old.stream)
@@ -106,6 +108,7 @@ class Applier:
         residents.account(sequence)
         tokens = sequence.state.computed_tokens
         new = residents.reuse.best_stream(band, tokens, now_s, model, chunk_tokens=chunk_tokens)
+        residents.save_before_loss(new, residents.reuse.times(model, chunk_tokens))
         state = residents.parked_state(old, source.save_stream(old.stream, reuse=True), tokens)
         travels = state.dtype == residents.bands[band].kv_dtype or residents.reuse.conversion_pays(
             tokens, model, chunk_tokens=chunk_tokens

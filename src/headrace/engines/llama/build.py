@@ -13,25 +13,35 @@ import psutil
 
 from headrace.engines.llama import library as llama_library
 from headrace.engines.llama.core import EngineCore
+from headrace.engines.llama.library import Library
 from headrace.engines.llama.measure import measure, one_by_one_limit
 from headrace.engines.llama.memory_formats import check_usable
 from headrace.engines.llama.parking import Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.engines.llama.spill import SpillStore
 from headrace.engines.llama.threads import CpuReader, check_threads
+from headrace.engines.llama.tiering import Tiering
 from headrace.engines.llama.vocabulary import Vocabulary
 from headrace.engines.llama.weights import Weights
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ModelError
 from headrace.kv.band_layout import BandLayout, layout_problem
-from headrace.kv.budget import MIN_CONTEXT_TOKENS, fit_bands
+from headrace.kv.budget import MIN_CONTEXT_TOKENS, default_store_bytes, fit_bands
 from headrace.kv.layout import CacheType, KvLayout
 from headrace.kv.libllama_memory import ContextShape, stream_bytes
 from headrace.kv.precision import KvDtype
+from headrace.kv.tiers.address import weights_identity
+from headrace.kv.tiers.disk import BlockFolder
+from headrace.kv.tiers.kv_tiers import KvTiers, TierSettings
+from headrace.kv.tiers.worker import READING_NICENESS, ThreadWorker
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.messages.engine import Ready, Start
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import CostModel, CostPrior
 from headrace.scheduling.strategies import policy_for
+
+MOST_QUEUED_BYTES = 256 * 2**20
+"""What may wait in memory to be stored, besides one state of any size, or an eighth of what the RAM store holds; and
+what may be read from disk for sequences that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,8 @@ def build(start: Start) -> Engine:
     weights = Weights(library, Path(start.model_path), gpu_layers=start.gpu_layers)
     vocabulary = Vocabulary(weights)
     layout = weights.kv_layout()
-    budget_bytes = start.memory_budget_bytes or psutil.virtual_memory().available // 2
+    free_bytes = psutil.virtual_memory().available
+    budget_bytes = start.memory_budget_bytes or free_bytes // 2
     trained_tokens = library.api.llama_model_n_ctx_train(weights.handle)
     rest: list[KvDtype] = ["f16"] * len(start.bands)
     dtypes = [*start.kv_dtypes, *rest]
@@ -80,6 +91,7 @@ def build(start: Start) -> Engine:
         prefix=PrefixRules(start.prefix_cache, start.prefix_sharing),
         kv_budget_tokens=_kv_budget_tokens(start.kv_budget_bytes, budget.most_token_bytes),
         parking=_parking(start),
+        tiering=_tiering(start, library, free_bytes, budget.total_bytes),
     )
     _check_precisions(core)
     first = core.context(0)
@@ -165,6 +177,30 @@ def _kv_budget_tokens(budget_bytes: int | None, bytes_per_token: int) -> int | N
             where="engine.kv_memory.budget_bytes",
         )
     return tokens
+
+
+def _tiering(start: Start, library: Library, free_bytes: int, bands_bytes: int) -> Tiering | None:
+    """The stores of KV blocks, on a machine with ``free_bytes`` of memory, of which bands may take ``bands_bytes``.
+    Raises ConfigError when their folder cannot be used, ModelError when the model file cannot be read."""
+    plan = start.kv_tiers
+    if plan is None or not start.prefix_cache or plan.ram_bytes == 0:
+        return None
+    ram_bytes = plan.ram_bytes
+    if ram_bytes is None:
+        ram_bytes = default_store_bytes(free_bytes, bands_bytes)
+    if not ram_bytes:
+        return None
+    path = Path(start.model_path)
+    try:
+        weights = weights_identity(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    folder = None if plan.disk_path is None else BlockFolder(Path(plan.disk_path).expanduser())
+    most_bytes = max(MOST_QUEUED_BYTES, ram_bytes // 8)
+    settings = TierSettings(ram_bytes, plan.disk_bytes, plan.compress_threshold, plan.codec, fetched_bytes=most_bytes)
+    worker = ThreadWorker(most_bytes)
+    reader = None if folder is None else ThreadWorker(most_bytes, READING_NICENESS)
+    return Tiering(KvTiers(settings, worker, folder, reader=reader), weights, library.state_build())
 
 
 def _parking(start: Start) -> Parking:

@@ -212,22 +212,26 @@ class Context:
         """How many positions libllama itself says a stream holds."""
         return int(self._api.llama_memory_seq_pos_max(self._memory, stream)) + 1
 
-    def save_stream(self, stream: int, *, reuse: bool = False) -> memoryview:
+    def save_stream(self, stream: int, *, reuse: bool = False, into: memoryview | None = None) -> memoryview:
         """A stream's state as libllama writes it; with ``reuse`` in a buffer that the next such call overwrites (new
-        memory costs more than the copy). Raises EngineError."""
+        memory costs more than the copy), or ``into`` the caller's, if it is large enough. Raises EngineError."""
         size = int(self._api.llama_state_seq_get_size(self.handle, stream))
         # Not a bytearray: that would be filled with zeros first, at the cost of the copy itself.
-        if not reuse:
-            data = np.empty(size, np.uint8).data
+        if into is not None and len(into) >= size:
+            data = into[:size]
         else:
-            if len(self._scratch) < size:
-                self._scratch = np.empty(size, np.uint8).data
-            data = self._scratch[:size]
+            data = self.scratch(size) if reuse else np.empty(size, np.uint8).data
         target = (ctypes.c_uint8 * size).from_buffer(data)
         written = self._api.llama_state_seq_get_data(self.handle, target, size, stream)
         if written != size:
             raise EngineError(f"libllama wrote {written} of {size} bytes of stream {stream}'s state")
         return data
+
+    def scratch(self, size: int) -> memoryview:
+        """A buffer of ``size`` bytes that the next caller overwrites."""
+        if len(self._scratch) < size:
+            self._scratch = np.empty(size, np.uint8).data
+        return self._scratch[:size]
 
     def load_stream(self, stream: int, data: bytearray | memoryview) -> bool:
         """Fill a stream from the bytes of ``save_stream``; False when libllama refuses them, in which case the

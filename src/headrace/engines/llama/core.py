@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ from headrace.engines.llama.prefix import PREFIX_DEFAULT, PrefixRules
 from headrace.engines.llama.pressure import KvPressure
 from headrace.engines.llama.residents import Residents
 from headrace.engines.llama.step_costs import StepCosts
+from headrace.engines.llama.tiering import Tiering
 from headrace.kv.account import KvAccount
 from headrace.kv.sources import SourceTimes
 from headrace.messages.engine import BandPlan, EngineLoad, SequenceOutput, StepOutput, Submit
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from headrace.engines.llama.vocabulary import Vocabulary
     from headrace.engines.llama.weights import Weights
     from headrace.kv.budget import BandBudget
+
+Chores = Literal["now", "soon"] | None
 
 EMPTY_PAUSE_S = 0.05
 """How long to wait after a plan that computes nothing and does not say when to ask again."""
@@ -66,9 +69,10 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         kv_budget_tokens: int | None = None,
         parking: Parking | None = None,
+        tiering: Tiering | None = None,
     ) -> None:
         """``kv_budget_tokens`` is what sequences may hold together (None: what the streams do), ``parking`` where KV
-        goes that has no stream (None: memory, without a limit)."""
+        goes that has no stream (None: memory, without a limit), ``tiering`` the stores of KV blocks."""
         self._library = library
         self._vocabulary = vocabulary
         self._policy = policy
@@ -80,7 +84,7 @@ class EngineCore:
             self.max_context_tokens = min(self.max_context_tokens, kv_budget_tokens)
         self.costs = StepCosts(CostModel())
         self.residents = Residents(
-            library, weights, budget, knobs, prefix, self.now_s, Parking() if parking is None else parking
+            library, weights, budget, knobs, prefix, self.now_s, Parking() if parking is None else parking, tiering
         )
         self.pressure = KvPressure(self.residents, kv_budget_tokens)
         self.applier = Applier(self.residents, self.now_s)
@@ -109,7 +113,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True when a step would compute or report something."""
-        return bool(self.residents.running or self.residents.waiting or self._ended)
+        residents = self.residents
+        return bool(residents.running or residents.waiting or residents.fetching or self._ended)
 
     @property
     def threads(self) -> int:
@@ -160,7 +165,7 @@ class EngineCore:
         sequence = LiveSequence.start(
             request, self._library, self._vocabulary, max_context_tokens=self._longest(request)
         )
-        self.residents.enter(sequence, self._rates())
+        self.residents.enter(sequence, self._rates(), self._source_times())
         state = sequence.state
         self._traffic.note(prompt + state.output_tokens_to_expect, state.lane, state.urgent, request.stream)
 
@@ -191,7 +196,7 @@ class EngineCore:
 
     def live_ids(self) -> list[str]:
         """Request ids of all sequences, running first."""
-        return [*self.residents.running, *self.residents.waiting]
+        return [*self.residents.running, *self.residents.waiting, *self.residents.fetching]
 
     # Steps
 
@@ -200,6 +205,7 @@ class EngineCore:
         since the last one."""
         started_s = self._clock()
         self.residents.settle_parked()
+        self._tend_stores()
         self.pressure.relieve(started_s, self.knobs, self._rates(), self.costs.model)
         plan = self._policy.plan(self._scheduler_state(started_s))
         outputs, self._ended = self._ended, []
@@ -218,6 +224,37 @@ class EngineCore:
         self.pause_s = self._pause_s(plan)
         self._last_plan, self._last_step_s = plan, ended_s - started_s
         return StepOutput(outputs, ended_s, self.load() if self._report.due(ended_s) else None)
+
+    def _tend_stores(self) -> None:
+        """Between steps: take in what was stored, save what has ended."""
+        residents = self.residents
+        if residents.tiering is None:
+            return
+        residents.tiering.tiers.advance()
+        residents.settle_fetched(self._rates())
+        if residents.prefix.enabled:
+            residents.tiering.save_due(
+                residents.reuse,
+                residents.context,
+                self._source_times(),
+                idle=not residents.running and not residents.waiting,
+                last_step_s=self._last_step_s,
+            )
+
+    @property
+    def chores(self) -> Chores:
+        """What there is to do while nothing runs: ``now`` something to save, ``soon`` something that a worker does."""
+        residents = self.residents
+        if residents.tiering is None:
+            return None
+        if residents.prefix.enabled and residents.reuse.unsaved():
+            return "now"
+        return "soon" if residents.tiering.tiers.working else None
+
+    def do_chores(self) -> StepOutput | None:
+        """One piece of it. An output with the engine's load when it was the last."""
+        self._tend_stores()
+        return None if self.chores is not None else StepOutput([], self._clock(), self.load())
 
     def _emit(self, outputs: list[SequenceOutput]) -> None:
         if self.emit is not None and outputs:
@@ -271,6 +308,9 @@ class EngineCore:
                 overhead_s=self._overhead_s,
             )
         return self._sizes
+
+    def _source_times(self) -> SourceTimes:
+        return self.residents.reuse.times(self.costs.model, self.knobs.max_prefill_tokens)
 
     def _rates(self) -> ServiceRates:
         times, cap = self.costs.model, max(1, self._sizes.knee)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, Literal
 
 from headrace.engines.llama.residents import Residents
-from headrace.kv.account import KvAccount, KvHolding, KvLimits
+from headrace.engines.llama.tiering import Tiering
+from headrace.kv.account import KvAccount, KvHolding, KvLimits, KvPlace
 from headrace.kv.sources import SourceTimes
+from headrace.kv.tiers.families import together
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS
 from headrace.scheduling.sequence import Slot
+
+MOST_FAMILIES: Final = 100
+"""Of stored blocks, in each place: the account is sent over a socket."""
 
 
 def kv_limits(residents: Residents, token_bytes: Sequence[int]) -> KvLimits:
-    """What streams and parking hold at most."""
-    return KvLimits(
-        [(band.max_context_tokens, band.max_sequences) for band in residents.bands],
-        token_bytes,
-        {"ram": residents.parking.limit_bytes},
-    )
+    """What streams, parking and the stores hold at most."""
+    limits: dict[KvPlace, int | None] = {"ram": residents.parking.limit_bytes}
+    if residents.tiering is not None:
+        store = residents.tiering.tiers.store
+        limits |= {"stored_ram": store.ram_quota_bytes, "stored_disk": store.disk_quota_bytes}
+    streams = [(band.max_context_tokens, band.max_sequences) for band in residents.bands]
+    return KvLimits(streams, token_bytes, limits)
 
 
 def kv_account(residents: Residents, times: SourceTimes, token_bytes: Sequence[int]) -> KvAccount:
@@ -47,7 +55,31 @@ def kv_account(residents: Residents, times: SourceTimes, token_bytes: Sequence[i
                 compute_s=compute_s,
             )
         )
+    if residents.tiering is not None:
+        holdings += _stored(residents.tiering)
     return KvAccount(holdings)
+
+
+def _stored(tiering: Tiering) -> list[KvHolding]:
+    """Stored blocks, by the first block of their sequences: the largest ones of each place, and all others together."""
+    found: list[KvHolding] = []
+    families = list(tiering.tiers.families())
+    places: tuple[tuple[Literal["ram", "disk"], KvPlace], ...] = (("ram", "stored_ram"), ("disk", "stored_disk"))
+    for tier, place in places:
+        here = sorted([family for family in families if family.tier == tier], key=lambda family: -family.bytes)
+        for family in [*here[:MOST_FAMILIES], *together(here[MOST_FAMILIES:])]:
+            tokens = family.blocks * KV_BLOCK_TOKENS
+            found.append(
+                KvHolding(
+                    family.name,
+                    place,
+                    tokens,
+                    family.bytes,
+                    restore_s=family.load_s,
+                    compute_s=family.compute_s,
+                )
+            )
+    return found
 
 
 def _stream(

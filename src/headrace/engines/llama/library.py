@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,6 +54,11 @@ class Library:
         """What the build and the processor support, in libllama's words."""
         info: bytes = self.api.llama_print_system_info()
         return info.decode("utf-8", "replace")
+
+    def state_build(self) -> str:
+        """Which libllama computes and writes states: the bindings' version, which pins the sources, and the version of
+        the state's form."""
+        return f"{importlib.metadata.version('llama-cpp-python')} state {self.api.LLAMA_STATE_SEQ_VERSION}"
 
     def address_of_logits(self) -> Callable[[Any, int], int | None]:
         """``llama_get_logits_ith`` as a function that returns a plain address (None for no logits). The

@@ -37,7 +37,11 @@ class LoadReport:
     def due(self, now_s: float) -> bool:
         """True when sequences came or went, memory's level changed, or the last report is old; else steps are kept
         short without one."""
-        counts = (len(self._residents.running), len(self._residents.waiting), self._pressure.level)
+        counts = (
+            len(self._residents.running),
+            len(self._residents.waiting) + len(self._residents.fetching),
+            self._pressure.level,
+        )
         if counts == self._reported_counts and now_s - self._reported_s < REPORT_INTERVAL_S:
             return False
         self._reported_counts, self._reported_s = counts, now_s
@@ -60,7 +64,7 @@ class LoadReport:
             used_bytes += sequence.state.computed_tokens * self._token_bytes[slot.band]
         return EngineLoad(
             running=len(running),
-            waiting=len(residents.waiting),
+            waiting=len(residents.waiting) + len(residents.fetching),
             kv_used_tokens=used,
             kv_total_tokens=self._total_tokens,
             kv_used_bytes=used_bytes,
@@ -100,6 +104,7 @@ class LoadReport:
             kv_spills=parking.spilled,
             kv_dropped=parking.dropped,
             kv_conversions=residents.conversions,
+            tiers=None if residents.tiering is None else residents.tiering.load(),
         )
 
     def _waste(self) -> float:

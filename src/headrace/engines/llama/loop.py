@@ -21,6 +21,9 @@ from headrace.messages.engine import (
 )
 from headrace.scheduling.strategies import policy_for
 
+CHORE_PAUSE_S = 0.02
+"""How often an idle engine asks whether what it handed over is done."""
+
 
 class EngineLoop:
     """Serves until the gateway ends it. While a neighbour keeps cores busy, the core computes with fewer
@@ -40,7 +43,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until told to shut down. Raises GatewayGone, EngineError."""
         while True:
-            for message in self._channel.receive(wait_s=self._core.pause_s if self._core.has_work else None):
+            for message in self._channel.receive(wait_s=self._wait_s()):
                 if isinstance(message, Shutdown):
                     self._core.abort_all()
                     self._channel.send(self._core.step())
@@ -49,6 +52,17 @@ class EngineLoop:
             self._follow_neighbours()
             if self._core.has_work:
                 self._channel.send(self._core.step())
+            elif self._core.chores is not None:
+                done = self._core.do_chores()
+                if done is not None:
+                    self._channel.send(done)
+
+    def _wait_s(self) -> float | None:
+        """How long to sleep for a message; None: until there is one."""
+        if self._core.has_work:
+            return self._core.pause_s
+        chores = self._core.chores
+        return None if chores is None else CHORE_PAUSE_S if chores == "soon" else 0.0
 
     def _handle(self, message: GatewayMessage) -> None:
         match message:

@@ -9,7 +9,7 @@ from headrace.engines.llama.live import LiveSequence
 from headrace.engines.llama.parking import ParkedState
 from headrace.engines.llama.residents import Residents
 from headrace.errors import EngineError
-from headrace.kv.sources import Placement, SourceTimes
+from headrace.kv.sources import Placement, SourceTimes, StoredPrefix
 from headrace.scheduling.cost import CostModel
 from headrace.scheduling.sequence import Slot
 
@@ -35,8 +35,10 @@ class Placer:
             chunk_tokens=chunk_tokens,
             parked_tokens=0 if parked is None else parked.tokens,
             reusable=residents.prefix.reusable(sequence.request),
+            stored=self._stored(sequence.request_id, band),
         )
-        kept_tokens = self._fill(context, placement, parked)
+        residents.save_before_loss(placement.slot, residents.reuse.times(model, chunk_tokens))
+        kept_tokens = self._fill(context, placement, parked, sequence.request_id)
         residents.admit(sequence, placement, kept_tokens, now_s)
 
     def _parked(self, sequence: LiveSequence, band: int, model: CostModel, chunk_tokens: int) -> ParkedState | None:
@@ -57,7 +59,14 @@ class Placer:
         pays = residents.reuse.conversion_pays(tokens, model, chunk_tokens=chunk_tokens)
         return parked if pays else None
 
-    def _fill(self, context: Context, placement: Placement, parked: ParkedState | None) -> int:
+    def _stored(self, request_id: str, band: int) -> list[StoredPrefix]:
+        """What the stores have of a prompt. Nothing where memory cannot be cut: it cannot be put together either."""
+        tiering, reuse = self._residents.tiering, self._residents.reuse
+        if tiering is None or not reuse.can_truncate:
+            return []
+        return tiering.stored(band, *reuse.prompt(request_id), idle=not self._residents.running)
+
+    def _fill(self, context: Context, placement: Placement, parked: ParkedState | None, request_id: str) -> int:
         """How many of the first tokens the stream holds afterwards; nothing else is in it."""
         stream, source = placement.slot.stream, placement.source
         if source.kind != "take_over":
@@ -71,12 +80,24 @@ class Placer:
             case "restore":
                 assert parked is not None
                 there = self._residents.load_state(placement.slot.band, stream, parked)
+            case "ram" | "disk":
+                return self._load(context, placement, request_id)
             case _:
                 return 0
         if there and self._cut(context, stream, source.tokens):
             return source.tokens
         context.clear_stream(stream)
         return 0
+
+    def _load(self, context: Context, placement: Placement, request_id: str) -> int:
+        """Fill the cleared stream from the stores; how many tokens it holds then."""
+        tiering, slot = self._residents.tiering, placement.slot
+        assert tiering is not None
+        namespace, data = self._residents.reuse.prompt(request_id)
+        tokens = tiering.fill(slot.band, context, slot.stream, namespace, data, placement.source.tokens)
+        if not tokens:
+            context.clear_stream(slot.stream)
+        return tokens
 
     def _carry(self, holder: Slot, slot: Slot) -> bool:
         """Fill a stream with the state of another one, whoever runs in it."""

@@ -18,9 +18,10 @@ class PrefixRules:
     sharing: PrefixSharing = "tenant"
 
     def namespace(self, request: Submit) -> Hashable:
-        """Sequences share within (adapter, tenant); a core serves one model, without an adapter. Requests without a
-        tenant are one tenant's."""
-        return ("", request.tenant if self.sharing == "tenant" else None)
+        """Sequences share within (adapter, sharing, tenant); a core serves one model, without an adapter. Requests
+        without a tenant are one tenant's, which is not everybody: what all share stays out of sight when the engine is
+        started again with ``tenant`` over the same files."""
+        return ("", self.sharing, request.tenant if self.sharing == "tenant" else None)
 
     def reusable(self, request: Submit) -> bool:
         """Whether KV may stand for the computing of its prompt; not where every position's logits are wanted."""

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         return 1
     finally:
         if engine is not None:
-            engine.core.residents.parking.close()  # its files; all else goes with the process
+            engine.core.residents.close_stores()  # files and locks; all else goes with the process
     return 0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.engines.llama.context import Context
@@ -15,7 +16,7 @@ from headrace.engines.llama.parking import ParkedState, Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
 from headrace.kv.reuse import PrefixReuse
-from headrace.kv.token_blocks import KV_BLOCK_TOKENS
+from headrace.kv.token_blocks import KV_BLOCK_TOKENS, packed
 from headrace.messages.engine import BandPlan, SequenceOutput, Submit
 from headrace.scheduling.bands import Band
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -25,9 +26,18 @@ from headrace.scheduling.slots import SlotTable
 
 if TYPE_CHECKING:
     from headrace.engines.llama.library import Library
+    from headrace.engines.llama.tiering import Tiering
     from headrace.engines.llama.weights import Weights
     from headrace.kv.budget import BandBudget
-    from headrace.kv.sources import Placement
+    from headrace.kv.sources import Placement, SourceTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """A sequence that waits for its KV from disk, until ``until_s`` at the latest."""
+
+    sequence: LiveSequence
+    until_s: float
 
 
 class Residents:
@@ -44,6 +54,7 @@ class Residents:
         prefix: PrefixRules,
         clock: Callable[[], float],
         parking: Parking,
+        tiering: Tiering | None = None,
     ) -> None:
         self._library = library
         self._weights = weights
@@ -55,7 +66,9 @@ class Residents:
         self.queue = WaitingQueue(budget.bands, knobs)
         self.waiting: dict[str, LiveSequence] = {}
         self.running: dict[str, LiveSequence] = {}
+        self.fetching: dict[str, Fetching] = {}
         self.parking = parking
+        self.tiering = tiering
         self.prefix = prefix
         self.reuse = PrefixReuse(budget.bands)
         self.formats = MemoryFormats(library, weights)
@@ -72,6 +85,8 @@ class Residents:
             self.contexts[band] = existing
             if not existing.can_remove_last:
                 self.reuse.can_truncate = False
+            if self.tiering is not None:
+                self.tiering.opened(band, existing)
         return existing
 
     def cannot_truncate(self, context: Context) -> None:
@@ -80,6 +95,9 @@ class Residents:
 
     def get(self, request_id: str) -> LiveSequence | None:
         """The live sequence with this id."""
+        fetching = self.fetching.get(request_id)
+        if fetching is not None:
+            return fetching.sequence
         return self.waiting.get(request_id) or self.running.get(request_id)
 
     def urgent_seen_s(self, now_s: float) -> float:
@@ -90,10 +108,37 @@ class Residents:
 
     # Coming and going
 
-    def enter(self, sequence: LiveSequence, rates: ServiceRates) -> None:
-        """A new sequence begins to wait."""
-        self._wait(sequence, rates, resumed=False)
+    def enter(self, sequence: LiveSequence, rates: ServiceRates, times: SourceTimes) -> None:
+        """A new sequence begins to wait, for its KV on disk first where that is worth it."""
         self._urgent_alive += sequence.state.urgent
+        if not self._fetch(sequence, times):
+            self._wait(sequence, rates, resumed=False)
+
+    def _fetch(self, sequence: LiveSequence, times: SourceTimes) -> bool:
+        """Whether ``sequence`` waits for what is read of it from disk: not when nobody else is there, whom reading
+        would keep waiting."""
+        tiering, request = self.tiering, sequence.request
+        alone = not (self.running or self.waiting or self.fetching)
+        if tiering is None or alone or not self.reuse.can_truncate or not self.prefix.reusable(request):
+            return False
+        namespace = self.prefix.namespace(request)
+        held = self.reuse.cached_tokens(namespace, request.prompt_tokens)
+        worth_s = tiering.fetch(sequence.request_id, namespace, packed(request.prompt_tokens), held, times)
+        if worth_s is None:
+            return False
+        self.fetching[sequence.request_id] = Fetching(sequence, self._clock() + worth_s)
+        return True
+
+    def settle_fetched(self, rates: ServiceRates) -> None:
+        """Before a step: sequences whose KV has come from disk, or did not come in time, wait for a stream. So does
+        everybody when nobody else is there."""
+        if not self.fetching or self.tiering is None:
+            return
+        alone, now_s = not (self.running or self.waiting), self._clock()
+        for request_id, fetching in list(self.fetching.items()):
+            if alone or now_s >= fetching.until_s or self.tiering.tiers.fetches.ready(request_id):
+                del self.fetching[request_id]
+                self._wait(fetching.sequence, rates, resumed=False)
 
     def _wait(self, sequence: LiveSequence, rates: ServiceRates, *, resumed: bool) -> None:
         self.waiting[sequence.request_id] = sequence
@@ -109,13 +154,19 @@ class Residents:
             sequence = self.waiting[request_id]
             # Memory that cannot be cut serves few prompts, and which ones is only found out when they begin.
             if self.reuse.can_truncate and self.prefix.reusable(sequence.request):
+                if self.tiering is not None:
+                    tokens = max(tokens, self.tiering.stored_tokens(*self.reuse.prompt(request_id)))
                 sequence.state.cached_tokens = tokens
 
     def cached_tokens(self, request: Submit) -> int:
         """How much of a prompt that has not been taken in somebody holds, as ``note_cached`` would find."""
         if not self.reuse.can_truncate or not self.prefix.reusable(request):
             return 0
-        return self.reuse.cached_tokens(self.prefix.namespace(request), request.prompt_tokens)
+        namespace = self.prefix.namespace(request)
+        tokens = self.reuse.cached_tokens(namespace, request.prompt_tokens)
+        if self.tiering is not None:
+            tokens = max(tokens, self.tiering.stored_tokens(namespace, packed(request.prompt_tokens)))
+        return tokens
 
     def admit(self, sequence: LiveSequence, placement: Placement, kept_tokens: int, now_s: float) -> None:
         """A waiting sequence runs where it was placed; the stream holds its first ``kept_tokens`` tokens. What was
@@ -126,13 +177,23 @@ class Residents:
         self.queue.take(state, now_s)
         parked = self.parking.get(request_id) if placement.source.kind == "restore" else None
         self.parking.drop(request_id)
+        if self.tiering is not None and sequence.queue_wait_s is None:
+            self.tiering.began(slot.band, *self.reuse.prompt(request_id))
         precision = None if parked is None else parked.precision
         self.reuse.began(request_id, placement, now_s, kept_tokens=kept_tokens, precision=precision)
+        self._unfetch(request_id)
         state.computed_tokens, state.cached_tokens = kept_tokens, 0
         if sequence.queue_wait_s is None:
             sequence.queue_wait_s = max(0.0, now_s - sequence.request.arrived_s)
             sequence.cached_tokens = kept_tokens
         self.running[request_id] = sequence
+
+    def save_before_loss(self, slot: Slot, times: SourceTimes) -> None:
+        """What an ended sequence left in ``slot`` is about to go: the stores get what they lack of it, if there is
+        time."""
+        context = self.contexts[slot.band]
+        if self.tiering is not None and context is not None:
+            self.tiering.save_before_loss(slot, self.reuse, context, times, idle=not self.running)
 
     def account(self, sequence: LiveSequence) -> None:
         """Tell ``reuse`` what was computed of a running sequence. Asked for after prefill, at every whole block, and
@@ -219,6 +280,7 @@ class Residents:
 
     def forget(self, sequence: LiveSequence, *, keep: bool = True) -> None:
         """Give back everything a sequence holds. ``keep``: the KV in its stream is sound and may serve others."""
+        self._unfetch(sequence.request_id)
         if self.waiting.pop(sequence.request_id, None) is not None:
             self.queue.discard(sequence.state)
             self.parking.drop(sequence.request_id)
@@ -227,6 +289,12 @@ class Residents:
             self._leave_stream(sequence, keep=keep)
         self._urgent_alive -= sequence.state.urgent
         sequence.close()
+
+    def _unfetch(self, request_id: str) -> None:
+        """What was read from disk for it is not needed any more."""
+        self.fetching.pop(request_id, None)
+        if self.tiering is not None:
+            self.tiering.tiers.fetches.release(request_id)
 
     def fail(self, sequences: list[LiveSequence], error: EngineError, outputs: list[SequenceOutput]) -> None:
         """End those of ``sequences`` that have not ended, with ``error``."""
@@ -266,6 +334,7 @@ class Residents:
             or self.queue.check_integrity()
             or self.parking.check_integrity({name: s.state.computed_tokens for name, s in self.waiting.items()})
             or self.reuse.check_integrity()
+            or (None if self.tiering is None else self.tiering.tiers.check_integrity())
         )
         if problem is not None:
             return problem
@@ -274,7 +343,10 @@ class Residents:
             return f"{len(queued)} sequences are in the queue, {len(self.waiting)} wait"
         if set(self.reuse.waiting_ids) != set(self.waiting):
             return f"{len(self.reuse.waiting_ids)} sequences wait for KV to reuse, {len(self.waiting)} wait"
-        urgent = sum(s.state.urgent for s in [*self.waiting.values(), *self.running.values()])
+        fetching = [each.sequence for each in self.fetching.values()]
+        if any([sequence.request_id in self.waiting for sequence in fetching]):
+            return "a sequence waits for its KV and for a stream at once"
+        urgent = sum(s.state.urgent for s in [*self.waiting.values(), *self.running.values(), *fetching])
         if urgent != self._urgent_alive:
             return f"{urgent} urgent sequences are alive, {self._urgent_alive} are counted"
         owners = self.slots.owners()
@@ -302,12 +374,19 @@ class Residents:
 
     def close(self) -> None:
         """Free contexts and samplers."""
-        for sequence in [*self.waiting.values(), *self.running.values()]:
+        fetching = [each.sequence for each in self.fetching.values()]
+        for sequence in [*self.waiting.values(), *self.running.values(), *fetching]:
             self.forget(sequence)
         for context in self.contexts:
             if context is not None:
                 context.close()
+        self.close_stores()
+
+    def close_stores(self) -> None:
+        """Let go of everything outside this process."""
         self.parking.close()
+        if self.tiering is not None:
+            self.tiering.tiers.close()
 
 
 def _streams(band: Band) -> int:
