@@ -3,6 +3,7 @@ request is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import Served, headrace_server
 from benchmarks.programmable_engine import EngineProcess
-from tests.fleet.conftest import words
+from tests.fleet.conftest import chat, config_of, group_of, outputs, running, text, words
 
 Servers = Callable[..., list[EngineProcess]]
 KEY, SECOND_KEY, TOKENS = "sk-of-the-load-itself", "sk-of-a-tenant-with-limits", 12
@@ -170,3 +171,23 @@ def test_reloads_under_load_lose_nothing_and_bad_files_change_nothing(servers: S
     assert "Traceback" not in log and "Task was destroyed" not in log, log[-5000:]
     for secret in (KEY, SECOND_KEY):
         assert secret not in log
+
+
+async def test_whoever_waits_in_the_line_of_a_group_that_is_gone_is_served_by_the_next(servers: Servers) -> None:
+    """One request runs in the old group, one waits behind it; the reload takes the group away. Both end whole."""
+    one, two = servers(2, itl_s=0.01, places=1)
+    old = config_of({"old": group_of([one], max_in_flight=1)})
+    new = config_of({"new": group_of([two])})
+    async with running(old) as fleet:
+        first = asyncio.create_task(outputs(fleet, chat(40)))
+        while not fleet.groups["old"].replicas[one.url].in_flight:
+            await asyncio.sleep(0.005)
+        second = asyncio.create_task(outputs(fleet, chat(5)))
+        group = fleet.groups["old"]
+        while not group.waiting:
+            await asyncio.sleep(0.005)
+        fleet.reconfigure(new)
+        assert list(fleet.groups) == ["new"]
+        assert text(await second) == words(5)
+        assert text(await first) == words(40)
+        assert group.waiting == 0
