@@ -98,7 +98,7 @@ async def test_trailers_are_no_headers(tmp_path: Path) -> None:
 async def test_trailers_without_end_end_the_request(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         reader, writer = await served.connect()
-        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x-a: 1234567890\r\n" * 10_000)
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x-a: 1234567890\r\n" * 5_500)
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 431 ")
 

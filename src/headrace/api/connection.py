@@ -164,6 +164,8 @@ class GuardedProtocol(HttpToolsProtocol):
         counts = Counter(name for name, _ in self.headers)
         host, length, coding = counts[b"host"], counts[b"content-length"], counts[b"transfer-encoding"]
         version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise self._because(400, "only HTTP/1.1 and HTTP/1.0 are spoken here")
         if host > 1 or (host == 0 and version == "1.1"):
             raise self._because(400, "a request needs one Host header")
         if length > 1 or coding > 1 or (length and coding):
@@ -171,6 +173,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if coding and version != "1.1":
             raise self._because(400, "Transfer-Encoding needs HTTP/1.1")
         for name, value in self.headers:
+            if name == b"content-length" and not value.isdigit():
+                raise self._because(400, "Content-Length must be a number")
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
                 raise self._because(400, "the only Transfer-Encoding that is understood is chunked")
             if b"\x00" in value or b"\r" in value or b"\n" in value:
