@@ -29,6 +29,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 """Header lines of one request."""
 
+_LINGER_S = 2.0
+"""How long a refused client may go on sending before it is cut off."""
+
 BODY_WRITER_KEY = "headrace.body_writer"
 
 BodyWriter = Callable[[bytes], bool]
@@ -206,7 +209,15 @@ class GuardedProtocol(HttpToolsProtocol):
             len(body),
         )
         self.transport.write(head + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing at once, with bytes of the client still unread, would reset the connection and take the answer away.
+        self.transport.write_eof()
+        self._body.start(_LINGER_S)
 
     def _head_may_be_over(self, data: bytes) -> bool:
         """A head of allowed size may arrive in one piece with a part of its body."""
