@@ -111,7 +111,7 @@ async def test_what_is_not_the_tenants_fault_costs_nothing_and_what_is_does(tmp_
         async def gone(*_: Any) -> Any:
             raise EngineGone("it died")
 
-        served.deps.gateway.admit = gone  # type: ignore[method-assign]
+        served.deps.gateway.admit = gone  # type: ignore[assignment, method-assign]
         failed = await served.chat(headers=KEY)
         served.deps.gateway.admit = admit  # type: ignore[method-assign]
         bad = await served.client.post("/v1/chat/completions", content=b"{", headers=KEY)

@@ -120,7 +120,7 @@ def test_files_that_cannot_be_used_are_named_and_their_content_is_not(tmp_path: 
             tls_context(wrong)
         assert "secret words" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"server\.tls\.key: .*without a password"):
-        http_server(lambda *_: None, ServerConfig(tls=TlsConfig(pair.certificate, str(locked))))  # type: ignore[arg-type, return-value]
+        http_server(lambda *_: None, ServerConfig(tls=TlsConfig(pair.certificate, str(locked))))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("half", ["certificate", "key"])
