@@ -168,7 +168,7 @@ class GuardedProtocol(HttpToolsProtocol):
         host, length, coding = counts[b"host"], counts[b"content-length"], counts[b"transfer-encoding"]
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            raise self._because(400, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            raise self._because(400, "this version of HTTP is not spoken here")
         if host > 1 or (host == 0 and version == "1.1"):
             raise self._because(400, "a request needs one Host header")
         if length > 1 or coding > 1 or (length and coding):
