@@ -53,6 +53,7 @@ from headrace.config.schema import (
     SchedulingConfig,
     ServerConfig,
     Tenant,
+    TlsConfig,
     TunerConfig,
 )
 from headrace.control.breaker import BreakerConfig
@@ -81,6 +82,7 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
     ("", Config),
     ("model", ModelConfig),
     ("server", ServerConfig),
+    ("server.tls", TlsConfig),
     ("engine", EngineConfig),
     ("engine.bands[]", BandConfig),
     ("engine.kv_memory", KvMemoryConfig),
@@ -128,7 +130,12 @@ _RESPONSE_HEADERS: Final = {
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
     "x-headrace-predicted-ttft-ms": "The time to the first token as predicted at admission, in milliseconds.",
-    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share`, `kv_memory`.",
+    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share`, `kv_memory`;"
+    " over a tenant's own limit `tenant_requests`, `tenant_tokens`, `tenant_concurrency`.",
+    "x-ratelimit-limit-requests": "The tenant's requests per minute, where it has such a limit.",
+    "x-ratelimit-limit-tokens": "The tenant's tokens per minute, where it has such a limit.",
+    "x-ratelimit-remaining-requests": "Requests that the tenant could send at once now.",
+    "x-ratelimit-remaining-tokens": "Tokens that the tenant could use at once now.",
     "x-headrace-kv-level": "With 429 for want of KV memory: its level, `refuse` or `move`.",
     "x-request-id": "The request's id, on every response.",
 }
@@ -317,6 +324,9 @@ def _observed() -> Any:
     timing.output(0, 1, 2.0)
     found.request_ended("LANE", "ok", prompt_tokens=1, timing=timing, ended_s=2.0, slo=SLO())
     found.request_ended("LANE", "shed", prompt_tokens=1, timing=None, ended_s=2.0, slo=SLO())
+    found.tenants.entered("TENANT")
+    found.tenants.refused("TENANT", "LIMIT")
+    found.tenants.ended("TENANT", "ok", prompt_tokens=1, output_tokens=1)
     found.tuner_moved("KNOB", "OUTCOME")
     found.tuner_earned(1.0)
     found.step_ended(load)

@@ -107,12 +107,13 @@ def other_bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         return st.tuples(st.just(path), said)
 
     limits = st.integers(0, 9)
-    return (
+    found: st.SearchStrategy[tuple[str, dict[str, Any]]] = (
         near("/v1/messages", MessagesRequest, messages=turns | values, max_tokens=limits)
         | near("/v1/messages/count_tokens", CountRequest, messages=turns | values)
         | near("/v1/responses", ResponsesRequest, input=texts | turns | values)
         | near("/v1/embeddings", EmbeddingsRequest, input=texts | values)
     )
+    return found
 
 
 @pytest.mark.timeout(120)

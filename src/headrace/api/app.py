@@ -170,6 +170,13 @@ class Edge:
                 ended_s=ended_s,
                 slo=exchange.slo,
             )
+            ran = timing is not None and timing.first_s is not None
+            self._deps.metrics.tenants.ended(
+                exchange.tenant,
+                exchange.outcome,
+                prompt_tokens=exchange.prompt_tokens if ran else 0,
+                output_tokens=0 if timing is None else timing.tokens,
+            )
         record = AccessRecord(
             request_id=exchange.request_id,
             method=exchange.method,

@@ -15,6 +15,7 @@ from headrace.api.disconnect import CancelOnDisconnect
 from headrace.api.exchange import Exchange, exchange_of, header
 from headrace.api.generate import authenticate
 from headrace.api.plan import resolve_model
+from headrace.api.quotas import TenantQuota, tenant_quota
 from headrace.api.reply import send_json
 from headrace.api.sampling import int_within
 from headrace.config.schema import Config
@@ -50,6 +51,13 @@ class Embeddings:
         deps, exchange = self._deps, exchange_of(scope)
         config = deps.live.config
         authenticate(deps, scope, exchange)
+        with tenant_quota(deps, config, exchange) as quota:
+            await self._embed(config, exchange, quota, scope, receive, send)
+
+    async def _embed(
+        self, config: Config, exchange: Exchange, quota: TenantQuota, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        deps = self._deps
         body = await read_body(scope, receive, config.server)
         request, fields = decode_lenient(body, EmbeddingsRequest)
         model = resolve_model(config, request.model)
@@ -59,6 +67,8 @@ class Embeddings:
         if deps.fleet is None:
             raise _none()
         deps.gateway.require_ready()
+        exchange.prompt_tokens = sum(tokens)
+        quota.charge_tokens(exchange.prompt_tokens)
         lane = decision.lane
         asked = Asked(
             lane=decision.name,
@@ -75,6 +85,7 @@ class Embeddings:
             found = await deps.fleet.ask(decision.name, asked, EMBEDDINGS_PATH, b"{" + b",".join(members) + b"}")
             if found is None:
                 raise _none()
+            quota.used_tokens = exchange.prompt_tokens
             await send_json(send, exchange, _answer(*found, model))
 
     def _tokens(self, model: str, item: str | list[int]) -> int:

@@ -24,9 +24,11 @@ from headrace.api.fleet_plan import make_fleet_plan
 from headrace.api.gateway import Admitted, Gateway
 from headrace.api.metadata import check_metadata
 from headrace.api.plan import Plan, make_plan
+from headrace.api.quotas import TenantQuota, tenant_quota
 from headrace.api.reply import send_json
 from headrace.api.surface import Format, Generation, Inbound, Keep, Surface
 from headrace.api.wire import ChatRequest
+from headrace.config.schema import Config
 from headrace.errors import EngineError, EngineGone, EngineNotReady, RequestError
 from headrace.messages.engine import SequenceOutput
 
@@ -48,6 +50,13 @@ class Generate:
         config = deps.live.config
         exchange.measured = True
         authenticate(deps, scope, exchange)
+        with tenant_quota(deps, config, exchange) as quota:
+            await self._generate(config, exchange, quota, scope, receive, send)
+
+    async def _generate(
+        self, config: Config, exchange: Exchange, quota: TenantQuota, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        deps = self._deps
         body = await read_body(scope, receive, config.server)
         inbound = await self._surface.read(body, scope, exchange)
         request: Generation
@@ -65,6 +74,7 @@ class Generate:
                 if not plan.remote:
                     _refuse_remote_only(inbound)
             assert exchange.timing is not None
+            quota.charge(plan.sequences)
             asked = Request(plan.lane.name, plan.lane.lane, plan.slo, plan.sequences)
             admitted = await deps.gateway.admit(asked, exchange.timing)
             exchange.admitted(admitted.verdict)

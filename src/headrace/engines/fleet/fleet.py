@@ -353,6 +353,7 @@ class Fleet:
             outer,
             self._config,
             self._groups,
+            config_now=lambda: self._config,
             keys=keys,
             block_tokens=request.prompt_count * BLOCK_BYTES / len(prompt) if prompt else 0.0,
             session=request.session,
@@ -380,11 +381,13 @@ class Fleet:
 
     def _apply(self, config: Config) -> None:
         """Groups, sources and replicas as configured."""
+        removed: list[Group] = []
         for name in [name for name in self._groups if name not in config.groups]:
             self._found[name] = {}
             self._sync(name)
             self._stop_sources(name)
-            del self._groups[name], self._found[name]
+            removed.append(self._groups.pop(name))
+            del self._found[name]
         settings = RouteSettings(config.fleet.zone, config.fleet.zone_cost_s)
         for name, group_config in config.groups.items():
             group = self._groups.get(name)
@@ -416,6 +419,8 @@ class Fleet:
                 self._stop_sources(name)
                 self._start_sources(name, group_config)
             self._sync(name, anew=anew)
+        for group in removed:  # by now there is where to go
+            group.disband()
 
     def _stop_sources(self, name: str) -> None:
         for task in self._sources.pop(name, []):
