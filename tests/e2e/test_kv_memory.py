@@ -22,6 +22,8 @@ def configuration(folder: Path) -> Path:
     """Five streams for documents; the budget has room for two of them."""
     file = folder / "headrace.yaml"
     settings: dict[str, Any] = {
+        # Nobody is shed for its part of the engine: memory alone decides here.
+        "lanes": {"batch": {"overload": "queue"}},
         "model": {"source": str(make_tiny_gguf(folder / "tiny.gguf")), "name": "tiny"},
         "engine": {
             "bands": [

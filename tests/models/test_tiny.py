@@ -13,6 +13,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from headrace.engines.llama import library
 from headrace.errors import ModelError
 from headrace.models.tiny import IM_END, make_tiny_gguf
 
@@ -23,14 +24,11 @@ VOCAB = 400
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path = make_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", vocab=VOCAB)
-    # The callback must live as long as libllama may log.
-    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(quiet, None)
+    library.load()  # takes libllama's log, for good: there is one a process
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     assert model
     yield model
     llama_cpp.llama_model_free(model)
-    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(), None)
 
 
 def tokenize(model: Any, text: str) -> list[int]:
