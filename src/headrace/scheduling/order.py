@@ -32,6 +32,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.kv.precision import KvDtype
 from headrace.scheduling.bands import Band, first_band
 from headrace.scheduling.debts import ACTIVE_S, FULL_DEBT_S, Debts, Owner
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -232,6 +233,10 @@ class WaitingQueue(Collection[SequenceState]):
             sequence.rank_s = (sequence.rank_s or 0.0) + sequence.priority * shift_s
             self._insert(sequence, service_s)
 
+    def band_for(self, tokens: int, limit_tokens: int, least: KvDtype | None) -> int | None:
+        """The band that a sequence of ``tokens`` begins in as the knobs are; None when none holds it."""
+        return first_band(tokens, limit_tokens, self._bands, self._knobs.band_margin_tokens, least)
+
     def check_integrity(self) -> str | None:
         """None when every index agrees; else what is wrong."""
         found = 0
@@ -259,7 +264,5 @@ class WaitingQueue(Collection[SequenceState]):
 
     def _key(self, sequence: SequenceState) -> GroupKey:
         needed = max(sequence.known_tokens, sequence.prompt_tokens)
-        band = first_band(
-            needed, sequence.limit_tokens, self._bands, self._knobs.band_margin_tokens, sequence.min_kv_dtype
-        )
+        band = self.band_for(needed, sequence.limit_tokens, sequence.min_kv_dtype)
         return sequence.lane, sequence.tenant, len(self._bands) if band is None else band

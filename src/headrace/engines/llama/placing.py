@@ -35,7 +35,7 @@ class Placer:
             chunk_tokens=chunk_tokens,
             parked_tokens=0 if parked is None else parked.tokens,
             reusable=residents.prefix.reusable(sequence.request),
-            stored=self._stored(sequence.request_id, band),
+            stored=self._stored(sequence.request_id, band, residents.reuse.times(model, chunk_tokens)),
         )
         residents.save_before_loss(placement.slot, residents.reuse.times(model, chunk_tokens))
         kept_tokens = self._fill(context, placement, parked, sequence.request_id)
@@ -59,12 +59,13 @@ class Placer:
         pays = residents.reuse.conversion_pays(tokens, model, chunk_tokens=chunk_tokens)
         return parked if pays else None
 
-    def _stored(self, request_id: str, band: int) -> list[StoredPrefix]:
+    def _stored(self, request_id: str, band: int, times: SourceTimes) -> list[StoredPrefix]:
         """What the stores have of a prompt. Nothing where memory cannot be cut: it cannot be put together either."""
         tiering, reuse = self._residents.tiering, self._residents.reuse
         if tiering is None or not reuse.can_truncate:
             return []
-        return tiering.stored(band, *reuse.prompt(request_id), idle=not self._residents.running)
+        idle = not self._residents.running
+        return tiering.stored(band, *reuse.prompt(request_id), times, idle=idle, converts=reuse.can_convert)
 
     def _fill(self, context: Context, placement: Placement, parked: ParkedState | None, request_id: str) -> int:
         """How many of the first tokens the stream holds afterwards; nothing else is in it."""
@@ -91,10 +92,14 @@ class Placer:
 
     def _load(self, context: Context, placement: Placement, request_id: str) -> int:
         """Fill the cleared stream from the stores; how many tokens it holds then."""
-        tiering, slot = self._residents.tiering, placement.slot
-        assert tiering is not None
-        namespace, data = self._residents.reuse.prompt(request_id)
-        tokens = tiering.fill(slot.band, context, slot.stream, namespace, data, placement.source.tokens)
+        residents, slot = self._residents, placement.slot
+        assert residents.tiering is not None
+        namespace, data = residents.reuse.prompt(request_id)
+
+        def load(state: ParkedState) -> bool:
+            return residents.load_state(slot.band, slot.stream, state)
+
+        tokens = residents.tiering.fill(slot.band, context, namespace, data, placement.source.tokens, load)
         if not tokens:
             context.clear_stream(slot.stream)
         return tokens

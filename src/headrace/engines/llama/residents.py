@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from headrace.engines.llama.memory_formats import MemoryFormats
 from headrace.engines.llama.parking import ParkedState, Parking
 from headrace.engines.llama.prefix import PrefixRules
 from headrace.errors import EngineError
+from headrace.kv.precision import KvDtype
 from headrace.kv.reuse import PrefixReuse
 from headrace.kv.token_blocks import KV_BLOCK_TOKENS, packed
 from headrace.messages.engine import BandPlan, SequenceOutput, Submit
@@ -86,8 +87,16 @@ class Residents:
             if not existing.can_remove_last:
                 self.reuse.can_truncate = False
             if self.tiering is not None:
-                self.tiering.opened(band, existing)
+                self.tiering.opened(band, existing, self._rotation(existing.band.kv_dtype))
         return existing
+
+    def _rotation(self, dtype: KvDtype) -> tuple[int, int] | None:
+        """How many numbers of K, and of V, are rotated together before they are stored; None when that is not known.
+        F16 is stored as it is."""
+        if dtype == "f16":
+            return 0, 0
+        form = self.formats.of(dtype)
+        return None if form is None else (form.k_rotation, form.v_rotation)
 
     def cannot_truncate(self, context: Context) -> None:
         """libllama could not take a stream's last tokens back: it is not asked to again."""
@@ -121,9 +130,21 @@ class Residents:
         alone = not (self.running or self.waiting or self.fetching)
         if tiering is None or alone or not self.reuse.can_truncate or not self.prefix.reusable(request):
             return False
+        state = sequence.state
+        dtype = self._dtype(state.known_tokens, state.limit_tokens, state.min_kv_dtype)
+        if dtype is None:
+            return False
         namespace = self.prefix.namespace(request)
         held = self.reuse.cached_tokens(namespace, request.prompt_tokens)
-        worth_s = tiering.fetch(sequence.request_id, namespace, packed(request.prompt_tokens), held, times)
+        worth_s = tiering.fetch(
+            sequence.request_id,
+            dtype,
+            namespace,
+            packed(request.prompt_tokens),
+            held,
+            times,
+            converts=self.reuse.can_convert,
+        )
         if worth_s is None:
             return False
         self.fetching[sequence.request_id] = Fetching(sequence, self._clock() + worth_s)
@@ -154,8 +175,9 @@ class Residents:
             sequence = self.waiting[request_id]
             # Memory that cannot be cut serves few prompts, and which ones is only found out when they begin.
             if self.reuse.can_truncate and self.prefix.reusable(sequence.request):
-                if self.tiering is not None:
-                    tokens = max(tokens, self.tiering.stored_tokens(*self.reuse.prompt(request_id)))
+                state = sequence.state
+                dtype = self._dtype(state.known_tokens, state.limit_tokens, state.min_kv_dtype)
+                tokens = max(tokens, self._stored_tokens(dtype, *self.reuse.prompt(request_id)))
                 sequence.state.cached_tokens = tokens
 
     def cached_tokens(self, request: Submit) -> int:
@@ -164,9 +186,21 @@ class Residents:
             return 0
         namespace = self.prefix.namespace(request)
         tokens = self.reuse.cached_tokens(namespace, request.prompt_tokens)
-        if self.tiering is not None:
-            tokens = max(tokens, self.tiering.stored_tokens(namespace, packed(request.prompt_tokens)))
-        return tokens
+        prompt = len(request.prompt_tokens)
+        most = self.bands[-1].max_context_tokens if request.max_tokens is None else prompt + request.max_tokens
+        dtype = self._dtype(prompt, most, request.min_kv_dtype)
+        return max(tokens, self._stored_tokens(dtype, namespace, packed(request.prompt_tokens)))
+
+    def _dtype(self, tokens: int, limit_tokens: int, least: KvDtype | None) -> KvDtype | None:
+        """The precision of the band that a sequence will begin in; None when none holds it."""
+        band = self.queue.band_for(tokens, limit_tokens, least)
+        return None if band is None else self.bands[band].kv_dtype
+
+    def _stored_tokens(self, dtype: KvDtype | None, namespace: Hashable, data: bytes) -> int:
+        """How much of a packed prompt the stores could give to a band of ``dtype`` (None: there is none)."""
+        if self.tiering is None or dtype is None:
+            return 0
+        return self.tiering.stored_tokens(dtype, namespace, data, converts=self.reuse.can_convert)
 
     def admit(self, sequence: LiveSequence, placement: Placement, kept_tokens: int, now_s: float) -> None:
         """A waiting sequence runs where it was placed; the stream holds its first ``kept_tokens`` tokens. What was

@@ -7,6 +7,10 @@ takes longer is read beside the steps while its sequence waits (``fetch``).
 
 Which states can be cut into blocks is found out when a context is created, from one that it writes
 (``state_blocks``). Where they cannot, the stores stay empty for that context.
+
+Blocks keep the precision of the band that they came from, which is part of their address. A stream of a coarser band is
+filled with finer blocks, converted, where they go further than those of its own precision; coarser ones never fill a
+finer band.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
+from headrace.engines.llama.parking import ParkedState
 from headrace.engines.llama.state_blocks import StateLayout, join_blocks, split_state
 from headrace.errors import EngineError
+from headrace.kv.precision import KV_DTYPES, KvDtype, at_least
+from headrace.kv.sources import StoredPrefix
 from headrace.kv.tiers.address import Fingerprint, Namespace, root_address
 from headrace.kv.tiers.block_tree import BlockKind
 from headrace.kv.tiers.load_times import Rate
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 
     from headrace.engines.llama.context import Context
     from headrace.kv.reuse import PrefixReuse
-    from headrace.kv.sources import SourceTimes, StoredPrefix
+    from headrace.kv.sources import SourceTimes
     from headrace.kv.tiers.kv_tiers import KvTiers
     from headrace.scheduling.bands import Band
     from headrace.scheduling.sequence import Slot
@@ -48,10 +55,11 @@ _PROBE_TOKENS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a context's states are cut, and what its blocks are called."""
+    """How a context's states are cut, what its blocks are called, and how precise they are."""
 
     layout: StateLayout
     kind: BlockKind
+    dtype: KvDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +92,15 @@ class Tiering:
 
     # Contexts
 
-    def opened(self, band: int, context: Context) -> None:
-        """A band's context was created: find out how its states are cut."""
-        layout = _probe(context) if context.can_remove_last else None
-        if layout is None:
+    def opened(self, band: int, context: Context, rotation: tuple[int, int] | None) -> None:
+        """A band's context was created: find out how its states are cut. ``rotation`` as in ``Fingerprint``; None: not
+        known, so nothing of the band is stored."""
+        layout = _probe(context) if context.can_remove_last and rotation is not None else None
+        if layout is None or rotation is None:
             return
-        fingerprint = Fingerprint(self._weights, self._build, layout.digest()).digest()
+        fingerprint = Fingerprint(self._weights, self._build, layout.digest(), rotation=rotation).digest()
         kind = BlockKind(fingerprint, layout.block_bytes, layout.runs)
-        self._shapes[band] = _Shape(layout, kind)
+        self._shapes[band] = _Shape(layout, kind, context.band.kv_dtype)
         self.tiers.open(kind)
         if not self._buffers:
             most_tokens = min(context.band.max_context_tokens, int(COPY_S / _COPY_S_PER_BYTE / layout.token_bytes))
@@ -130,30 +139,65 @@ class Tiering:
 
     # Waiting sequences
 
-    def stored_tokens(self, namespace: Hashable, data: bytes) -> int:
-        """How much of a prompt the stores could give, without its last token."""
+    def stored_tokens(self, dtype: KvDtype, namespace: Hashable, data: bytes, *, converts: bool) -> int:
+        """How much of a prompt the stores could give to a band of precision ``dtype``, without the prompt's last token.
+        ``converts`` here and below: whether finer KV can be converted."""
         best = 0
-        for kind in self._kinds():
-            best = max(best, self.tiers.stored_tokens(self._root(kind, namespace), data))
+        for shape in self._usable(dtype, converts):
+            best = max(best, self.tiers.stored_tokens(self._root(shape.kind, namespace), data))
         return min(best, max(0, token_count(data) - 1))
 
-    def stored(self, band: int, namespace: Hashable, data: bytes, *, idle: bool) -> list[StoredPrefix]:
-        """What a stream of ``band`` can be filled with, for the packed prompt ``data``. Not ``idle``: no more from disk
-        than there is time for between two steps of others."""
-        shape = self._shapes.get(band)
-        if shape is None:
+    def stored(
+        self, band: int, namespace: Hashable, data: bytes, times: SourceTimes, *, idle: bool, converts: bool
+    ) -> list[StoredPrefix]:
+        """What a stream of ``band`` can be filled with, for the packed prompt ``data``: blocks of its own precision,
+        and finer ones that go further. Not ``idle``: no more from disk than there is time for between two steps of
+        others."""
+        own = self._shapes.get(band)
+        if own is None:
             return []
         most_disk_s = math.inf if idle else self.spare_s
-        return self.tiers.stored(self._root(shape.kind, namespace), data, most_disk_s)
+        found = self.tiers.stored(self._root(own.kind, namespace), data, most_disk_s)
+        held = self.tiers.stored_tokens(self._root(own.kind, namespace), data)
+        other = self._finer(own, namespace, data, held) if converts else None
+        if other is not None:
+            for prefix in self.tiers.stored(self._root(other.kind, namespace), data, most_disk_s):
+                if prefix.tokens > held:
+                    load_s = prefix.load_s + times.convert_s_per_token * prefix.tokens
+                    found.append(StoredPrefix(prefix.kind, prefix.tokens, load_s))
+        return found
 
-    def fetch(self, name: str, namespace: Hashable, data: bytes, held_tokens: int, times: SourceTimes) -> float | None:
-        """Have what is on disk of a waiting prompt read beside the steps of others, where that is worth waiting for:
-        ``held_tokens`` of it are in a stream. Returns the time, in seconds, that computing would take instead, after
-        which waiting for the disk does not pay any more; None when nothing is read."""
-        for kind in self._kinds():
-            root = self._root(kind, namespace)
+    def _finer(self, own: _Shape, namespace: Hashable, data: bytes, held_tokens: int) -> _Shape | None:
+        """Of finer precisions the one of which most is stored, if that is more than ``held_tokens``."""
+        best, most = None, held_tokens
+        for shape in self._usable(own.dtype, converts=True):
+            tokens = self.tiers.stored_tokens(self._root(shape.kind, namespace), data)
+            if shape.dtype != own.dtype and tokens > most:
+                best, most = shape, tokens
+        return best
+
+    def fetch(
+        self,
+        name: str,
+        dtype: KvDtype,
+        namespace: Hashable,
+        data: bytes,
+        held_tokens: int,
+        times: SourceTimes,
+        *,
+        converts: bool,
+    ) -> float | None:
+        """Have what is on disk of a waiting prompt, which will begin in a band of precision ``dtype``, read beside the
+        steps of others, where that is worth waiting for: ``held_tokens`` of it are in a stream. Returns the time, in
+        seconds, that computing would take instead, after which waiting for the disk does not pay any more; None when
+        nothing is read."""
+        for shape in self._usable(dtype, converts):
+            root = self._root(shape.kind, namespace)
             tokens, size = self.tiers.on_disk(root, data)
             compute_s = times.compute_s(held_tokens, tokens) if tokens > held_tokens else 0.0
+            if shape.dtype != dtype:
+                compute_s -= times.convert_s_per_token * tokens
+            held_tokens = max(held_tokens, tokens)
             rates = self.tiers.times
             if size * rates.fetch["disk"].s_per_byte <= self.spare_s:
                 continue  # quick enough to be done between two steps
@@ -161,8 +205,13 @@ class Tiering:
                 return compute_s
         return None
 
-    def _kinds(self) -> Iterable[BlockKind]:
-        return {shape.kind.fingerprint: shape.kind for shape in self._shapes.values()}.values()
+    def _usable(self, dtype: KvDtype, converts: bool) -> Iterable[_Shape]:
+        """Shapes whose blocks may fill a stream of ``dtype``, one of each kind: its own precision first, then, with
+        ``converts``, the finer ones."""
+        coarsest_first = sorted(self._shapes.values(), key=lambda shape: -KV_DTYPES.index(shape.dtype))
+        fitting = [shape for shape in coarsest_first if at_least(shape.dtype, dtype)]
+        found = {shape.kind.fingerprint: shape for shape in fitting if converts or shape.dtype == dtype}
+        return found.values()
 
     def began(self, band: int, namespace: Hashable, data: bytes) -> None:
         """A sequence with the packed prompt ``data`` runs for the first time."""
@@ -170,10 +219,24 @@ class Tiering:
         if shape is not None:
             self.tiers.began(self._root(shape.kind, namespace), data)
 
-    def fill(self, band: int, context: Context, stream: int, namespace: Hashable, data: bytes, tokens: int) -> int:
-        """Fill an empty stream with the first ``tokens`` tokens of ``data``. Returns how many there are in the end:
-        fewer when a block turned out to be damaged; 0, and the stream must be cleared, when libllama refuses."""
-        shape = self._shapes[band]
+    def fill(
+        self,
+        band: int,
+        context: Context,
+        namespace: Hashable,
+        data: bytes,
+        tokens: int,
+        load: Callable[[ParkedState], bool],
+    ) -> int:
+        """Fill an empty stream of ``band``, through ``load``, with the first ``tokens`` tokens of ``data``, as
+        ``stored`` offered them. Returns how many there are in the end: fewer when a block turned out to be damaged; 0,
+        and the stream must be cleared, when libllama refuses or conversion fails."""
+        own = shape = self._shapes[band]
+        held = self.tiers.stored_tokens(self._root(own.kind, namespace), data)
+        if tokens > held:
+            shape = self._finer(own, namespace, data, held) or own
+        if shape is not own:
+            self.tiers.began(self._root(shape.kind, namespace), data)
         blocks = self.tiers.load(self._root(shape.kind, namespace), data, tokens)
         tokens = min(tokens, len(blocks) * KV_BLOCK_TOKENS)
         if not tokens:
@@ -182,9 +245,11 @@ class Tiering:
         streams = _frame(context.band).streams
         state = context.scratch(shape.layout.state_bytes(tokens, streams))
         join_blocks(shape.layout, blocks, tokens=tokens, streams=streams, target=np.frombuffer(state, np.uint8))
-        if not context.load_stream(stream, state):
+        joined = ParkedState(state, 0, streams, tokens, shape.dtype, shape.dtype)
+        if not load(joined):
             return 0
-        self.tiers.times.join.learn(tokens * shape.layout.token_bytes, self._clock() - started_s)
+        if shape is own:
+            self.tiers.times.join.learn(tokens * shape.layout.token_bytes, self._clock() - started_s)
         return tokens
 
     # Streams to be saved

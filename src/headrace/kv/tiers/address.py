@@ -36,17 +36,20 @@ def _fields(*parts: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What the bytes of a block mean. ``weights`` identifies the model file, ``build`` the libllama that computed and
-    wrote the state, ``layout`` how a state is laid out (layers, row sizes, types), ``adapter`` what changes the
-    weights while serving (empty: nothing)."""
+    wrote the state, ``layout`` how a state is laid out (layers, row sizes, types: the precision is among them),
+    ``adapter`` what changes the weights while serving (empty: nothing). ``rotation``: how many numbers of a row of K,
+    and of V, libllama rotates together before it stores them (``kv.quantise``), which the bytes do not show."""
 
     weights: bytes
     build: str
     layout: bytes
     adapter: str = ""
+    rotation: tuple[int, int] = (0, 0)
 
     def digest(self, digest: Digest = blake2b) -> bytes:
         """Everything in ``ADDRESS_BYTES`` bytes."""
-        return digest(_fields(self.weights, self.build.encode(), self.layout, self.adapter.encode()))
+        rotation = b"%d %d" % self.rotation
+        return digest(_fields(self.weights, self.build.encode(), self.layout, self.adapter.encode(), rotation))
 
 
 def weights_identity(path: Path) -> bytes:
