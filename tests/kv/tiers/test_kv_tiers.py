@@ -12,6 +12,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.kv.tiers.address import root_address
+from headrace.kv.tiers.block_file import Bad
 from headrace.kv.tiers.codec import Codec
 from headrace.kv.tiers.disk import BlockFolder
 from headrace.kv.tiers.families import together
@@ -90,6 +91,19 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         BlockFolder(tmp_path / "file")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_named_like_a_block_is_no_block_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """Opening one to read waits for a writer, by default for ever."""
+    folder, fingerprint, address = BlockFolder(tmp_path), b"\1" * 32, b"\2" * 32
+    path = folder.block_path(fingerprint, address)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    (found,) = folder.scan(fingerprint)
+    assert isinstance(found.header, Bad) and found.header.reason == "unreadable"
+    assert folder.read(fingerprint, address) is None
+    folder.close()
 
 
 def test_full_ram_lets_go_what_is_worth_least(rig: Callable[..., Rig]) -> None:

@@ -11,8 +11,10 @@ finished is removed at the next start. Every method may be called from a thread 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,10 @@ from headrace.kv.tiers.block_file import HEADER_BYTES, Bad, BlockHeader, decode_
 SUFFIX: Final = ".kv"
 _PARTIAL: Final = ".partial"
 _LOCK: Final = "lock"
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Files:
@@ -47,8 +53,10 @@ class Files:
         path.unlink()
 
     def read(self, path: Path, most_bytes: int | None = None) -> bytes:
-        """A file's beginning, or all of it."""
-        with path.open("rb", buffering=0) as file:
+        """A file's beginning, or all of it. Opening never waits, as it would for a pipe that nobody writes to."""
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "not a plain file", str(path))
             return file.read() if most_bytes is None else file.read(most_bytes)
 
 
