@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from headrace.kv.watermarks import LEVELS, KvLevel
-from headrace.messages.engine import EngineLoad
+from headrace.messages.engine import EngineLoad, TierLoad
 from headrace.telemetry.metrics import Metrics
 
 _logger = logging.getLogger(__name__)
@@ -19,6 +19,7 @@ class KvEvents:
         self._level: KvLevel = "normal"
         self._parked = 0
         self._entries: dict[str, int] = {}
+        self._told = {"write_failed": 0, "bad": 0}
 
     def seen(self, load: EngineLoad) -> None:
         """Take in a report. Counts that are lower than before are those of an engine that started again."""
@@ -35,6 +36,8 @@ class KvEvents:
                 load.spilled_bytes,
             )
         self._parked = load.kv_parked
+        if load.tiers is not None:
+            self._stores(load.tiers)
         if load.kv_level == self._level:
             return
         higher = LEVELS.index(load.kv_level) > LEVELS.index(self._level)
@@ -48,3 +51,17 @@ class KvEvents:
             load.kv_budget_tokens,
         )
         self._level = load.kv_level
+
+    def _stores(self, tiers: TierLoad) -> None:
+        """Trouble with files is told at its first, and whenever there is twice as much: a full disk fails for hours."""
+        failed, bad = tiers.unsaved.get("write_failed", 0), sum(tiers.bad.values())
+        if self._worth_telling("write_failed", failed):
+            _logger.warning("KV stores: %d blocks could not be written to disk; they stay in RAM, or are lost", failed)
+        if self._worth_telling("bad", bad):
+            reasons = ", ".join([f"{reason} {count}" for reason, count in sorted(tiers.bad.items())])
+            _logger.warning("KV stores: %d blocks could not be used and were dropped (%s)", bad, reasons)
+
+    def _worth_telling(self, what: str, count: int) -> bool:
+        told = self._told[what] if count >= self._told[what] else 0  # lower: the engine started again
+        self._told[what] = count if (worth := count > 0 and count >= 2 * told) else told
+        return worth
