@@ -180,10 +180,11 @@ async def test_whoever_waits_in_the_line_of_a_group_that_is_gone_is_served_by_th
     new = config_of({"new": group_of([two])})
     async with running(old) as fleet:
         first = asyncio.create_task(outputs(fleet, chat(40)))
-        while not fleet.groups["old"].replicas[one.url].in_flight:
+        group = fleet.groups["old"]
+        (replica,) = group.replicas.values()
+        while not replica.in_flight:
             await asyncio.sleep(0.005)
         second = asyncio.create_task(outputs(fleet, chat(5)))
-        group = fleet.groups["old"]
         while not group.waiting:
             await asyncio.sleep(0.005)
         fleet.reconfigure(new)
