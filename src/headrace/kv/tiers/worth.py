@@ -26,7 +26,10 @@ _MOST_STALE: Final = 64
 
 def rank(fresh_chance: float, saved_s: float, stored_bytes: int, used_s: float) -> float:
     """Where a block stands: the least goes first. ``fresh_chance`` as of ``used_s``."""
-    return math.log2(max(_LEAST_S, fresh_chance * max(_LEAST_S, saved_s)) / max(1, stored_bytes)) + used_s / STORED_HALF_LIFE_S
+    return (
+        math.log2(max(_LEAST_S, fresh_chance * max(_LEAST_S, saved_s)) / max(1, stored_bytes))
+        + used_s / STORED_HALF_LIFE_S
+    )
 
 
 class LeastWorth:
