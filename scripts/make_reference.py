@@ -53,6 +53,7 @@ from headrace.config.schema import (
     SchedulingConfig,
     ServerConfig,
     Tenant,
+    TlsConfig,
     TunerConfig,
 )
 from headrace.control.breaker import BreakerConfig
@@ -81,6 +82,7 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
     ("", Config),
     ("model", ModelConfig),
     ("server", ServerConfig),
+    ("server.tls", TlsConfig),
     ("engine", EngineConfig),
     ("engine.bands[]", BandConfig),
     ("engine.kv_memory", KvMemoryConfig),
@@ -104,6 +106,7 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
 
 _REQUEST_HEADERS: Final = {
     "authorization": "`Bearer KEY`; needed once any tenant has an API key, and below /admin once there are admin keys.",
+    "x-api-key": "On `/v1/messages`: the key, where `authorization` is absent.",
     "x-forwarded-for": "Says that a proxy sent it on: /admin without admin keys refuses it.",
     "x-forwarded-host": "As x-forwarded-for.",
     "x-forwarded-proto": "As x-forwarded-for.",
@@ -116,20 +119,27 @@ _REQUEST_HEADERS: Final = {
     "x-tenant-id": "The tenant, while no tenant has keys and `server.trust_tenant_header` is on.",
 }
 _RESPONSE_HEADERS: Final = {
+    "request-id": "On `/v1/messages`: the same as `x-request-id`, where clients of that API look for it.",
     "retry-after": "With 429 and 503: seconds until it is worth trying again; for 429 the predicted time.",
     "www-authenticate": "With 401: `Bearer`.",
     "x-accel-buffering": "`no` on streams: asks proxies not to hold them back.",
     "x-headrace-degraded": "What the answer was limited to because the full one would have come too late, or who gave"
     " it in degraded mode: `group=NAME` (the fallback) or `slow`.",
+    "x-headrace-estimated": "On `/v1/messages/count_tokens`: `input_tokens` where the count is estimated.",
     "x-headrace-ignored": "Request fields that were ignored (`server.unsupported_params: ignore`).",
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
     "x-headrace-predicted-ttft-ms": "The time to the first token as predicted at admission, in milliseconds.",
-    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share`, `kv_memory`.",
+    "x-headrace-shed-reason": "With 429: `queue_full`, `lane_queue_full`, `predicted_late`, `over_share`, `kv_memory`;"
+    " over a tenant's own limit `tenant_requests`, `tenant_tokens`, `tenant_concurrency`.",
+    "x-ratelimit-limit-requests": "The tenant's requests per minute, where it has such a limit.",
+    "x-ratelimit-limit-tokens": "The tenant's tokens per minute, where it has such a limit.",
+    "x-ratelimit-remaining-requests": "Requests that the tenant could send at once now.",
+    "x-ratelimit-remaining-tokens": "Tokens that the tenant could use at once now.",
     "x-headrace-kv-level": "With 429 for want of KV memory: its level, `refuse` or `move`.",
     "x-request-id": "The request's id, on every response.",
 }
-_HEADER: Final = re.compile(r"x-[a-z-]+|authorization|retry-after|www-authenticate")
+_HEADER: Final = re.compile(r"x-[a-z-]+|authorization|request-id|retry-after|www-authenticate")
 
 
 def pages() -> dict[str, str]:
@@ -314,6 +324,9 @@ def _observed() -> Any:
     timing.output(0, 1, 2.0)
     found.request_ended("LANE", "ok", prompt_tokens=1, timing=timing, ended_s=2.0, slo=SLO())
     found.request_ended("LANE", "shed", prompt_tokens=1, timing=None, ended_s=2.0, slo=SLO())
+    found.tenants.entered("TENANT")
+    found.tenants.refused("TENANT", "LIMIT")
+    found.tenants.ended("TENANT", "ok", prompt_tokens=1, output_tokens=1)
     found.tuner_moved("KNOB", "OUTCOME")
     found.tuner_earned(1.0)
     found.step_ended(load)

@@ -13,6 +13,7 @@
     │   ├── NotFound                 404 (unknown model, unknown stored completion, unknown path)
     │   ├── RequestTimedOut          408 (the body did not arrive in time)
     │   ├── BodyTooLarge             413
+    │   ├── QuotaExceeded            429 with Retry-After: the tenant asks for more than it may
     │   └── ContextTooLong           400, code ``context_length_exceeded``
     ├── Overloaded                   429 with Retry-After: shed on purpose
     └── EngineError                  503 (or an error event once bytes were sent)
@@ -97,6 +98,19 @@ class BodyTooLarge(RequestError):
 
 class ContextTooLong(RequestError):
     default_code = "context_length_exceeded"
+
+
+class QuotaExceeded(RequestError):
+    """A tenant asks for more than its limits allow. ``reason`` names the limit, ``retry_after_s`` is when there is room
+    again. It says nothing of how the server does: it is the client's doing, not a request that was shed."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        super().__init__(message, code=reason)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(HeadraceError):

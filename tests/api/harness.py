@@ -14,13 +14,12 @@ from typing import Any
 
 import httpx
 import msgspec
-import uvicorn
 
 from headrace.api.app import create_app
 from headrace.api.deps import Deps
 from headrace.api.gateway import Gateway, Sleep
 from headrace.api.live import LiveConfig
-from headrace.api.server import bind, http_server
+from headrace.api.server import HttpServer, bind, http_server
 from headrace.api.store import CompletionStore
 from headrace.config.schema import Config, ModelConfig, ServerConfig
 from headrace.engines.scripted import (
@@ -83,7 +82,7 @@ class Served:
     client: httpx.AsyncClient
     engine: ScriptedEngine
     deps: Deps
-    server: uvicorn.Server
+    server: HttpServer
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def chat(

@@ -19,6 +19,7 @@ from headrace.api.live import LiveConfig
 from headrace.api.server import serve_http
 from headrace.api.store import CompletionStore
 from headrace.config.load import load
+from headrace.config.schema import ServerConfig
 from headrace.engines.scripted import ScriptedEngine, ScriptedTokenizer, text_script
 from headrace.messages.engine import EngineLoad
 from headrace.telemetry.metrics import Metrics
@@ -49,8 +50,9 @@ async def serve(file: Path, answer: str, step_s: float) -> None:
         started_at_s=time.time(),
     )
 
-    async def reload() -> None:
+    async def reload() -> ServerConfig:
         live.swap(load(file))
+        return live.config.server
 
     def listening(host: str, port: int) -> None:
         print(f"listening on {host}:{port}", flush=True)

@@ -3,6 +3,11 @@
 uvicorn bounds how long an idle connection is kept, but not how long request headers may take, how long a
 client may leave written bytes unread, or how long it may go on sending a body that was answered already.
 
+Nor does it keep apart what belongs to different requests when a client sends nonsense. Here a request must be one that
+every server and proxy on the way understands alike: one Host, one length, headers within bounds, nothing in the
+trailers of a body that counts as a header. After anything else the connection ends: what follows on it could be taken
+for somebody else's request.
+
 It also lends each request a ``BodyWriter``, the short way for the tokens of a stream.
 """
 
@@ -11,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +26,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.api.errors import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 128
+"""Header lines of one request."""
+
+_LINGER_S = 2.0
+"""How long a refused client may go on sending before it is cut off."""
+
 BODY_WRITER_KEY = "headrace.body_writer"
 
 BodyWriter = Callable[[bytes], bool]
 """Writes a part of a begun chunked response at once, or returns False where ASGI's ``send`` must be used: the
 client reads too slowly, or has left."""
+_PHRASES = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
@@ -38,12 +51,22 @@ class ConnectionLimits:
     body_timeout_s: float
 
 
-def guarded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
-    """A protocol class for uvicorn's ``http`` setting."""
-    return type("GuardedProtocol", (_Guarded,), {"limits": limits})
+def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:
+    """A protocol class for uvicorn's ``http`` setting. Other limits given to it hold for open connections too."""
+    return type("Protocol", (GuardedProtocol,), {"limits": limits})
 
 
-class _Guarded(HttpToolsProtocol):
+class _Refused(Exception):
+    """Raised into the parser: the request being parsed is not served."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """A connection with ``limits``; made by ``guarded_protocol``."""
+
     limits: ConnectionLimits
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +77,9 @@ class _Guarded(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._unwritten = 0
+        self._trailer_bytes = 0
+        self._why: _Refused | None = None
+        self._ended = False
         self._active: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,6 +97,8 @@ class _Guarded(HttpToolsProtocol):
             active.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return  # the rest of what could not be understood
         if self._in_head:
             if not self._head.running:
                 self._head.start(self.limits.head_timeout_s)
@@ -83,12 +111,25 @@ class _Guarded(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._trailer_bytes = 0
         self._head.start(self.limits.head_timeout_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            # Trailers come after the headers were judged; as headers they would pass every proxy's filter.
+            self._trailer_bytes += len(name) + len(value)
+            if self._trailer_bytes > MAX_HEAD_BYTES:
+                raise self._because(431, f"the body's trailers are larger than {MAX_HEAD_BYTES} bytes")
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            raise self._because(431, f"the request has more than {MAX_HEADERS} headers")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         self._head.stop()
+        self._check_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -114,7 +155,33 @@ class _Guarded(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not a valid HTTP request")
+        why = self._why or _Refused(400, "this is not a valid HTTP request")
+        self._refuse(why.status, str(why))
+
+    def _because(self, status: int, message: str) -> _Refused:
+        self._why = _Refused(status, message)
+        return self._why
+
+    def _check_head(self) -> None:
+        """Raise _Refused for a head that another server could understand differently (RFC 9112, 3.2 and 6.3)."""
+        counts = Counter(name for name, _ in self.headers)
+        host, length, coding = counts[b"host"], counts[b"content-length"], counts[b"transfer-encoding"]
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise self._because(400, "this version of HTTP is not spoken here")
+        if host > 1 or (host == 0 and version == "1.1"):
+            raise self._because(400, "a request needs one Host header")
+        if length > 1 or coding > 1 or (length and coding):
+            raise self._because(400, "a request has one Content-Length, or one Transfer-Encoding, or neither")
+        if coding and version != "1.1":
+            raise self._because(400, "Transfer-Encoding needs HTTP/1.1")
+        for name, value in self.headers:
+            if name == b"content-length" and not value.isdigit():
+                raise self._because(400, "Content-Length must be a number")
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise self._because(400, "the only Transfer-Encoding that is understood is chunked")
+            if b"\x00" in value or b"\r" in value or b"\n" in value:
+                raise self._because(400, "a header's value must not contain line ends or zero bytes")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
@@ -122,7 +189,19 @@ class _Guarded(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: int, message: str) -> None:
-        phrase = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[status]
+        """End the connection, with an answer when no request before is still owed one: nobody may take this answer for
+        that one's."""
+        self._ended = True
+        self._head.stop()
+        self.pipeline.clear()
+        active = self._active
+        if active is not None and not active.response_complete and not active.more_body:
+            active.keep_alive = False  # it was a whole request and gets its answer
+            return
+        if active is not None and active.more_body and active.response_started:
+            self.transport.close()
+            return
+        phrase = _PHRASES[status]
         body = error_body(message, type_="invalid_request_error")
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
             status,
@@ -130,7 +209,15 @@ class _Guarded(HttpToolsProtocol):
             len(body),
         )
         self.transport.write(head + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing at once, with bytes of the client still unread, would reset the connection and take the answer away.
+        self.transport.write_eof()
+        self._body.start(_LINGER_S)
 
     def _head_may_be_over(self, data: bytes) -> bool:
         """A head of allowed size may arrive in one piece with a part of its body."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headrace.admission.quota import Quotas
 from headrace.api.gateway import Clock, Gateway
 from headrace.api.live import LiveConfig
 from headrace.api.prompt_sizes import PromptSizes
@@ -32,3 +33,4 @@ class Deps:
     fleet: Fleet | None = None
     """The engine, where it is a fleet of groups."""
     prompt_sizes: PromptSizes = field(default_factory=PromptSizes)
+    quotas: Quotas = field(default_factory=Quotas)

@@ -16,6 +16,7 @@ from headrace.errors import (
     FailureKind,
     HeadraceError,
     Overloaded,
+    QuotaExceeded,
     RemoteFailure,
     RequestError,
     RequestTimedOut,
@@ -62,6 +63,9 @@ def to_http(error: HeadraceError) -> HttpError:
                 headers.append((b"connection", b"close"))
             if error.status == 401:
                 headers.append((b"www-authenticate", b"Bearer"))
+            if isinstance(error, QuotaExceeded):
+                headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+                headers.append((b"x-headrace-shed-reason", header_value(error.reason)))
             return HttpError(error.status, body, headers, "rejected")
         case Overloaded():
             body = error_body(message, type_="rate_limit_error", code=error.reason)

@@ -7,13 +7,15 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from headrace.api.connection import ConnectionLimits, guarded_protocol
+from headrace.api.connection import ConnectionLimits, GuardedProtocol, guarded_protocol
 from headrace.api.gateway import Gateway
+from headrace.api.tls import renew, tls_context
 from headrace.config.schema import Config, ServerConfig
 from headrace.errors import ConfigError, HeadraceError
 
@@ -22,7 +24,10 @@ _BACKLOG = 1024
 _KEEP_ALIVE_S = 75
 _CONNECTIONS_CLOSE_S = 5
 
-Reload = Callable[[], Awaitable[None]]
+Reload = Callable[[], Awaitable[ServerConfig]]
+"""Reads the configuration again and puts it in force, all of it or nothing; the HTTP edge takes what it returns. Raises
+HeadraceError when the configuration is refused."""
+
 Listening = Callable[[str, int], None]
 
 
@@ -37,7 +42,7 @@ async def serve_http(
     """Serve until SIGTERM or SIGINT, drain, and return. A second signal ends at once; SIGHUP calls ``reload``.
 
     ``on_listening`` is told the host and the port really bound (port 0 picks a free one). Raises ConfigError
-    when the address cannot be bound. Run it in the main thread's event loop.
+    when the address cannot be bound or the certificate cannot be used. Run it in the main thread's event loop.
     """
     sockets = bind(config.server)
     try:
@@ -83,16 +88,13 @@ def bind(server: ServerConfig) -> list[socket.socket]:
     return sockets
 
 
-def http_server(app: ASGIApp, server: ServerConfig) -> uvicorn.Server:
-    """A uvicorn server for ``server.serve(sockets=bind(...))``, which handles no signals."""
-    limits = ConnectionLimits(
-        head_timeout_s=server.body_timeout_s,
-        write_timeout_s=server.write_timeout_s,
-        body_timeout_s=server.body_timeout_s,
-    )
+def http_server(app: ASGIApp, server: ServerConfig) -> HttpServer:
+    """A uvicorn server for ``server.serve(sockets=bind(...))``, which handles no signals. Raises ConfigError when the
+    certificate cannot be used."""
+    protocol, context = guarded_protocol(_limits(server)), tls_context(server.tls)
     settings = uvicorn.Config(
         app,
-        http=guarded_protocol(limits),
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -102,11 +104,34 @@ def http_server(app: ASGIApp, server: ServerConfig) -> uvicorn.Server:
         timeout_graceful_shutdown=_CONNECTIONS_CLOSE_S,
         backlog=_BACKLOG,
     )
-    return _Server(settings)
+    settings.load()
+    settings.ssl = context
+    return HttpServer(settings, protocol, context)
 
 
-class _Server(uvicorn.Server):
+def _limits(server: ServerConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        head_timeout_s=server.body_timeout_s,
+        write_timeout_s=server.write_timeout_s,
+        body_timeout_s=server.body_timeout_s,
+    )
+
+
+class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: here a signal means drain first."""
+
+    def __init__(
+        self, settings: uvicorn.Config, protocol: type[GuardedProtocol], context: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(settings)
+        self._protocol = protocol
+        self._context = context
+
+    def reconfigure(self, server: ServerConfig) -> None:
+        """Other timeouts, for open connections too; another certificate for those to come. Raises ConfigError."""
+        if self._context is not None:
+            renew(self._context, server.tls)
+        self._protocol.limits = _limits(server)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -114,7 +139,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(server: uvicorn.Server, gateway: Gateway, reload: Reload | None) -> Iterator[None]:
+def _signals(server: HttpServer, gateway: Gateway, reload: Reload | None) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -137,9 +162,11 @@ def _signals(server: uvicorn.Server, gateway: Gateway, reload: Reload | None) ->
         if reload is None:
             return
         try:
-            await reload()
+            server.reconfigure(await reload())
         except HeadraceError as error:
             _logger.error("the configuration was not reloaded, the old one stays: %s", error)
+        except Exception:
+            _logger.exception("the configuration was not reloaded")
 
     def on_stop() -> None:
         if gateway.draining or server.should_exit:

@@ -15,6 +15,7 @@ from headrace.api.exchange import exchange_of
 from headrace.api.generate import authenticate
 from headrace.api.plan import resolve_model
 from headrace.api.prompts import tokenize_request
+from headrace.api.quotas import tenant_quota
 from headrace.api.reply import send_json
 from headrace.api.sampling import int_within
 from headrace.api.wire import DetokenizeRequest, TokenizeRequest
@@ -64,7 +65,8 @@ class Tokenization:
         """The authenticated, decoded body. Raises RequestError."""
         exchange, config = exchange_of(scope), self._deps.live.config
         authenticate(self._deps, scope, exchange)
-        body = await read_body(scope, receive, config.server)
+        with tenant_quota(self._deps, config, exchange):
+            body = await read_body(scope, receive, config.server)
         request, exchange.ignored = decode(body, request_type, config.server.unsupported_params)
         if request.model is not None:
             resolve_model(config, request.model)

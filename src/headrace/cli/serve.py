@@ -26,7 +26,7 @@ from headrace.cli.model import shown_progress
 from headrace.cli.ready_report import ready_lines
 from headrace.config.load import LoadedConfig, load_with_origins
 from headrace.config.scheduling import needs_restart, scheduling_knobs
-from headrace.config.schema import Config, KvTiersConfig
+from headrace.config.schema import Config, KvTiersConfig, ServerConfig
 from headrace.errors import ConfigError, EngineNotReady, GateError
 from headrace.lanes.feasibility import report
 from headrace.messages.engine import Ready, Start, TierPlan
@@ -58,9 +58,10 @@ class ServeOptions:
             "log_level": self.log_level,
         }
 
-    def load(self) -> LoadedConfig:
-        """Read the configuration with these flags over it. Raises ConfigError."""
-        return load_with_origins(self.config_path, overrides=self.overrides())
+    def load(self, file: Path | None = None) -> LoadedConfig:
+        """Read the configuration with these flags over it, from ``file`` or (None) from where it is looked for. Raises
+        ConfigError."""
+        return load_with_origins(file or self.config_path, overrides=self.overrides())
 
 
 @click.command()
@@ -93,7 +94,7 @@ def serve(
         _pass_gate(loaded.config, model_path)
     # uvloop: the gateway's work per token is taken from the same cores as the arithmetic.
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(options, loaded.config, model_path))
+        runner.run(_serve(options, loaded, model_path))
 
 
 def _pass_gate(config: Config, model_path: Path) -> None:
@@ -170,7 +171,7 @@ def _store_folder(config: Config) -> Path:
     return Path(platformdirs.user_state_dir("headrace")) / "completions"
 
 
-async def _serve(options: ServeOptions, config: Config, model_path: Path | None) -> None:
+async def _serve(options: ServeOptions, loaded: LoadedConfig, model_path: Path | None) -> None:
     # Imported here: the HTTP stack and libllama's bindings are not needed to refuse a bad configuration.
     from headrace.api.app import create_app
     from headrace.api.deps import Deps
@@ -179,6 +180,7 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path | None)
     from headrace.api.no_vocabulary import NoVocabulary
     from headrace.api.server import serve_http
     from headrace.api.store import CompletionStore
+    from headrace.api.tls import tls_context
     from headrace.config.model_names import served_model_names
     from headrace.control.loop import TunerLoop
     from headrace.engines.fleet.fleet import Fleet
@@ -189,6 +191,8 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path | None)
     from headrace.telemetry.fleet_metrics import FleetCollector
     from headrace.telemetry.metrics import Metrics
 
+    config = loaded.config
+    tls_context(config.server.tls)  # a certificate that cannot be used is told before a model is loaded
     embedded: LlamaEngine | None = None
     if model_path is not None:
         embedded = LlamaEngine(
@@ -233,15 +237,19 @@ async def _serve(options: ServeOptions, config: Config, model_path: Path | None)
             )
         )
 
-        async def reload() -> None:
-            live.swap(_reloaded(options, config))
+        async def reload() -> ServerConfig:
+            fresh = _reloaded(options, loaded)
+            tls_context(fresh.server.tls)  # what can be refused is tried before anything is put in force
+            live.swap(fresh)
             if fleet is not None:
                 fleet.reconfigure(live.config)
+            logging.getLogger().setLevel(fresh.log_level.upper())
             log.info("configuration read again")
+            return fresh.server
 
         def on_listening(host: str, port: int) -> None:
             shown_host = f"[{host}]" if ":" in host else host
-            log.info("listening on http://%s:%d/v1", shown_host, port)
+            log.info("listening on %s://%s:%d/v1", _scheme(config), shown_host, port)
             starting.add_done_callback(lambda task: _say_ready(task, config, shown_host, port))
 
         serving = asyncio.create_task(
@@ -284,10 +292,11 @@ async def _start_fleet(fleet: Fleet) -> Ready | None:
         return None
 
 
-def _reloaded(options: ServeOptions, started: Config) -> Config:
-    """The configuration read again. Raises ConfigError when it is wrong or changes what needs a restart."""
-    fresh = options.load().config
-    fixed = needs_restart(started, fresh)
+def _reloaded(options: ServeOptions, started: LoadedConfig) -> Config:
+    """The configuration read again. Raises ConfigError when it is wrong or changes what needs a restart. A file that
+    was found at start and is gone is an error, not a server without configuration."""
+    fresh = options.load(started.file).config
+    fixed = needs_restart(started.config, fresh)
     if fixed:
         raise ConfigError(f"{', '.join(fixed)} changed, which needs a restart; nothing was reloaded")
     return fresh
@@ -305,7 +314,7 @@ def _say_ready(task: asyncio.Task[Ready | None], config: Config, host: str, port
     gc.collect()
     ready = task.result()
     if ready is None:
-        log.info("listening at http://%s:%d/v1; not ready before an engine is", host, port)
+        log.info("listening at %s://%s:%d/v1; not ready before an engine is", _scheme(config), host, port)
         return
     if config.embeds_engine:
         for line in ready_lines(ready):
@@ -317,4 +326,8 @@ def _say_ready(task: asyncio.Task[Ready | None], config: Config, host: str, port
         else:
             for line in feasibility_lines(rows):
                 log.info("%s", line)
-    log.info("ready: http://%s:%d/v1", host, port)
+    log.info("ready: %s://%s:%d/v1", _scheme(config), host, port)
+
+
+def _scheme(config: Config) -> str:
+    return "http" if config.server.tls.certificate is None else "https"

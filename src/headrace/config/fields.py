@@ -30,6 +30,7 @@ from headrace.config.schema import (
     SchedulingConfig,
     ServerConfig,
     Tenant,
+    TlsConfig,
     TunerConfig,
 )
 from headrace.control.breaker import BreakerConfig
@@ -125,9 +126,15 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
                 "Whether x-tenant-id names the tenant while no tenant has keys (with keys, the key decides)."
             ),
             "admin_keys": Note(
-                "Keys for /admin, as env:NAME, sha256:HEX of the key, or the key itself; without any, /admin answers"
-                " only to clients on the same machine."
+                "Keys for /admin, as env:NAME, file:PATH, sha256:HEX of the key, or the key itself; without any,"
+                " /admin answers only to clients on the same machine."
             ),
+            "tls": Note("HTTPS; renewed certificates are read by SIGHUP."),
+        },
+        TlsConfig: {
+            "certificate": Note("PEM file: the server's certificate, then those between it and the root; null: HTTP."),
+            "key": Note("PEM file with the certificate's private key, not encrypted."),
+            "minimum_version": Note("The oldest TLS that is spoken."),
         },
         EngineConfig: {
             "threads": _count(
@@ -382,8 +389,14 @@ def notes() -> dict[type[Struct], dict[str, Note]]:
             "prompt_tokens_over": _tokens("Prompts longer than this belong here; null: no rule.", minimum=0),
         },
         Tenant: {
-            "api_keys": Note("Keys as env:NAME, sha256:HEX of the key, or the key itself."),
+            "api_keys": Note("Keys as env:NAME, file:PATH (one key a line), sha256:HEX of the key, or the key itself."),
             "lanes": Note("The lanes that the tenant may use; empty: all."),
             "default_lane": Note("The tenant's lane when neither a header nor a path names one."),
+            "requests_per_min": Note("Requests per minute; beyond it 429. Null: no limit.", 0, 1e9, True),
+            "tokens_per_min": Note(
+                "Prompt and output tokens per minute, together; beyond it 429. Null: no limit.", 0, 1e12, True
+            ),
+            "max_concurrent": _count("Requests at once; beyond it 429. Null: no limit."),
+            "burst_s": Note("How many seconds' worth of the two rates may come at once.", 1, 86400),
         },
     }

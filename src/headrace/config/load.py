@@ -16,6 +16,7 @@ import msgspec
 import platformdirs
 
 from headrace.config.environment import CONFIG_VARIABLE, read_environment
+from headrace.config.key_files import with_key_files
 from headrace.config.problems import DEFAULT_ORIGIN, ConfigProblems, Origin, Path, Problem, dotted
 from headrace.config.schema import Config
 from headrace.config.shape import INVALID, schema_type, shape
@@ -107,6 +108,8 @@ def build(
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigProblems([Problem("", str(error), Origin(name) if name else None)]) from error
+    config, unread = with_key_files(config)
+    problems += [_located(problem, origins) for problem in unread]
     # A value that was refused is missing from the tree: checks across values would complain of its default.
     found = range_problems(config) if problems else validate(config, env)
     problems += [_located(problem, origins) for problem in found]

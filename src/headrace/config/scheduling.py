@@ -41,6 +41,9 @@ def _fixed(config: Config) -> dict[str, object]:
         "model.source": config.model.source,
         "server.host": config.server.host,
         "server.port": config.server.port,
+        "server.store_dir": config.server.store_dir,
+        "server.max_stored_completions": config.server.max_stored_completions,
+        "server.tls (whether there is a certificate)": config.server.tls.certificate is not None,
         "groups (whether there are any, and which is embedded)": (
             bool(config.groups),
             [name for name, group in config.groups.items() if group.kind == "embedded"],

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
+from headrace.admission.quota import TenantLimits
 from headrace.config.groups import FleetConfig, GroupConfig
 from headrace.kv.band_layout import BandLayout
 from headrace.kv.precision import KvDtype
@@ -28,6 +29,14 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     source: str = "smollm2"
     name: str | None = None
     aliases: tuple[str, ...] = ()
+
+
+class TlsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """HTTPS, with a certificate chain and its key in PEM files. Without a certificate the server speaks plain HTTP."""
+
+    certificate: str | None = None
+    key: str | None = None
+    minimum_version: Literal["1.2", "1.3"] = "1.2"
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +61,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_stored_completions: int = 1000
     trust_tenant_header: bool = True
     admin_keys: tuple[str, ...] = ()
+    tls: TlsConfig = TlsConfig()
 
     def __repr__(self) -> str:
         """Like any struct's, but says only how many admin keys there are."""
@@ -63,21 +73,31 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who sends requests. ``api_keys`` are literal keys, ``env:NAME``, or ``sha256:HEX`` of a key. ``lanes``
-    limits the tenant (empty: all); ``default_lane`` applies when nothing more specific names one. After
-    loading only the keys' digests are kept (as ``sha256:HEX``), and no repr shows them."""
+    """Who sends requests. ``api_keys`` are literal keys, ``env:NAME``, ``file:PATH``, or ``sha256:HEX`` of a key.
+    ``lanes`` limits the tenant (empty: all); ``default_lane`` applies when nothing more specific names one. After
+    loading only the keys' digests are kept (as ``sha256:HEX``), and no repr shows them. The rates let what comes in
+    ``burst_s`` seconds come at once; what is over a limit gets 429."""
 
     api_keys: tuple[str, ...] = ()
     lanes: tuple[str, ...] = ()
     default_lane: str | None = None
+    requests_per_min: float | None = None
+    tokens_per_min: float | None = None
+    max_concurrent: int | None = None
+    burst_s: float = 60.0
+
+    @property
+    def limits(self) -> TenantLimits:
+        """What the tenant may ask for."""
+        return TenantLimits(self.requests_per_min, self.tokens_per_min, self.max_concurrent, self.burst_s)
 
     def __repr__(self) -> str:
         """Like any struct's, but says only how many keys there are."""
         return f"Tenant({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        keys = f"<{len(self.api_keys)} hidden>"
-        return [("api_keys", keys), ("lanes", self.lanes), ("default_lane", self.default_lane)]
+        shown = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return [(name, f"<{len(value)} hidden>" if name == "api_keys" else value) for name, value in shown]
 
 
 class BandConfig(Struct, frozen=True, forbid_unknown_fields=True):

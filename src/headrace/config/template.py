@@ -85,7 +85,14 @@ def example_group() -> str:
 
 def example_tenant() -> str:
     """A tenant ``acme`` with every key, as YAML to go under ``tenants:``."""
-    tenant = Tenant(api_keys=("env:ACME_API_KEY",), lanes=("interactive", "batch"), default_lane="interactive")
+    tenant = Tenant(
+        api_keys=("env:ACME_API_KEY",),
+        lanes=("interactive", "batch"),
+        default_lane="interactive",
+        requests_per_min=600,
+        tokens_per_min=400_000,
+        max_concurrent=32,
+    )
     return "\n".join(["acme:", *_section(tenant, notes(), "  ")])
 
 

@@ -45,6 +45,7 @@ def validate(config: Config, env: Mapping[str, str]) -> list[Problem]:
         *_lanes(config),
         *group_problems(config, env),
         *_keys(config, env),
+        *_tls(config),
         *_tenants(config),
     ]
 
@@ -215,6 +216,15 @@ def _tenants(config: Config) -> Iterator[Problem]:
         if not _TENANT_NAME.fullmatch(name):
             yield Problem(where, "a tenant's name is letters, digits, '.', - and _, at most 63")
         yield from _tenant_lanes(config, where, tenant)
+
+
+def _tls(config: Config) -> Iterator[Problem]:
+    tls = config.server.tls
+    for name, value, other in (("key", tls.key, tls.certificate), ("certificate", tls.certificate, tls.key)):
+        if value is None and other is not None:
+            yield Problem(f"server.tls.{name}", "a certificate and its key are needed together")
+        elif value is not None and not value.strip():
+            yield Problem(f"server.tls.{name}", "must not be empty")
 
 
 def _keys(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from headrace.errors import AuthenticationFailed, ConfigError
 
 ENV_PREFIX = "env:"
 DIGEST_PREFIX = "sha256:"
+FILE_PREFIX = "file:"
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,7 +38,8 @@ def digest(key: str) -> bytes:
 
 
 def configured_digest(entry: str, env: Mapping[str, str]) -> bytes:
-    """The digest behind one ``api_keys`` entry: a literal key, ``env:NAME`` or ``sha256:HEX``.
+    """The digest behind one ``api_keys`` entry: a literal key, ``env:NAME`` or ``sha256:HEX`` (what ``file:PATH``
+    stands for was put in its place by ``config.key_files``).
 
     Raises ConfigError when the entry has none of these forms or the variable is not set; the message names
     the variable, never the key.

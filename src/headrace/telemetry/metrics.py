@@ -19,6 +19,7 @@ from headrace.lanes.lane import SLO
 from headrace.messages.engine import EngineLoad, Ready
 from headrace.telemetry.goodput import Goodput, met_slo
 from headrace.telemetry.moment import EngineCounts, MomentCollector, Sources
+from headrace.telemetry.tenant_metrics import TenantMetrics
 from headrace.telemetry.timing import ITL_BUCKETS_S, RequestTiming
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -74,6 +75,7 @@ class Metrics:
         self._queue_wait = self._latency("headrace_queue_wait_seconds", "Arrival to the first step")
         self._e2e = self._latency("headrace_e2e_seconds", "Request sent to last token")
         self._requests = Counter("headrace_requests", "Requests ended", _LABELS, registry=self.registry)
+        self.tenants = TenantMetrics(self.registry)
         self.goodput = Goodput()
         self._good = Counter(
             "headrace_requests_good", "Requests that met their whole SLO", ["lane"], registry=self.registry

@@ -31,7 +31,8 @@ from headrace.engines.fleet.discovery import (
     resolve,
     spec_of,
 )
-from headrace.engines.fleet.group import Group, Place
+from headrace.engines.fleet.document import ask_group
+from headrace.engines.fleet.group import Asked, Group, Place
 from headrace.engines.fleet.replica import Replica, ReplicaSpec
 from headrace.engines.fleet.run import Run
 from headrace.engines.output_stream import OutputStream
@@ -228,6 +229,12 @@ class Fleet:
         """How the request is served in degraded mode, for its response; None when it is not."""
         return self._notes.get(request_id)
 
+    async def ask(self, lane: str, asked: Asked, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """A document of the lane's group (``fleet.document``); None: its engine is the embedded one, which has none.
+        Raises RemoteFailure."""
+        group = self._groups[self._config.group_of(self._config.lanes[lane])]
+        return None if group.config.kind == "embedded" else await ask_group(group, asked, path, body)
+
     def not_served(self, lane: str) -> str | None:
         """Why a lane is in degraded mode now; None when it is not."""
         group = self._groups.get(self._config.group_of(self._config.lanes[lane]))
@@ -346,6 +353,7 @@ class Fleet:
             outer,
             self._config,
             self._groups,
+            config_now=lambda: self._config,
             keys=keys,
             block_tokens=request.prompt_count * BLOCK_BYTES / len(prompt) if prompt else 0.0,
             session=request.session,
@@ -373,11 +381,13 @@ class Fleet:
 
     def _apply(self, config: Config) -> None:
         """Groups, sources and replicas as configured."""
+        removed: list[Group] = []
         for name in [name for name in self._groups if name not in config.groups]:
             self._found[name] = {}
             self._sync(name)
             self._stop_sources(name)
-            del self._groups[name], self._found[name]
+            removed.append(self._groups.pop(name))
+            del self._found[name]
         settings = RouteSettings(config.fleet.zone, config.fleet.zone_cost_s)
         for name, group_config in config.groups.items():
             group = self._groups.get(name)
@@ -409,6 +419,8 @@ class Fleet:
                 self._stop_sources(name)
                 self._start_sources(name, group_config)
             self._sync(name, anew=anew)
+        for group in removed:  # by now there is where to go
+            group.disband()
 
     def _stop_sources(self, name: str) -> None:
         for task in self._sources.pop(name, []):

@@ -91,10 +91,11 @@ class _Session:
 
 class NoPlace(RemoteFailure):
     """No replica of the group can take the request. ``breaker``: because the lane's breakers are open; ``too_long``:
-    because none takes a context of its length."""
+    because none takes a context of its length; ``gone``: because the configuration has the group no more."""
 
-    def __init__(self, message: str, *, breaker: bool = False, too_long: bool = False) -> None:
+    def __init__(self, message: str, *, breaker: bool = False, too_long: bool = False, gone: bool = False) -> None:
         super().__init__(message, kind="busy", retry_after_s=1.0)
+        self.gone = gone
         self.breaker = breaker
         self.too_long = too_long
 
@@ -124,6 +125,7 @@ class Group:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._line: list[_Waiting] = []
         self._numbers = itertools.count()
+        self._gone = False
 
     @property
     def waiting(self) -> int:
@@ -162,7 +164,9 @@ class Group:
 
     async def place(self, asked: Asked) -> Place:
         """A place, waiting in line for it. Raises NoPlace: at once when the prompt fits nowhere or the lane's breakers
-        are open, later when no replica gets well or none gets room."""
+        are open or the group is gone, later when no replica gets well or none gets room."""
+        if self._gone:
+            raise NoPlace("the group of engines is gone", gone=True)
         if not self._line:
             found = self.try_place(asked)
             if isinstance(found, Place):
@@ -212,6 +216,14 @@ class Group:
             except NoPlace as error:
                 self._line.remove(waiting)
                 waiting.place.set_exception(error)
+
+    def disband(self) -> None:
+        """The configuration has this group no more: whoever waits in its line must look elsewhere."""
+        self._gone = True
+        line, self._line = self._line, []
+        for waiting in line:
+            if not waiting.place.done():
+                waiting.place.set_exception(NoPlace("the group of engines is gone", gone=True))
 
     def _has_room(self) -> bool:
         return any(replica.in_flight < replica.places() for replica in self.replicas.values())

@@ -103,7 +103,8 @@ class Attempt:
 
 
 class Run:
-    """Runs one ``Submit``; outputs go to ``outer``."""
+    """Runs one ``Submit``; outputs go to ``outer``. ``groups`` and ``config_now`` are those of the moment
+    itself: a request whose group a reload takes away goes on in the one that serves its lane then."""
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class Run:
         config: Config,
         groups: dict[str, Group],
         *,
+        config_now: Callable[[], Config],
         keys: tuple[int, ...],
         block_tokens: float,
         session: str | None,
@@ -123,6 +125,8 @@ class Run:
     ) -> None:
         self.submit = submit
         self.outer = outer
+        self._config_now = config_now
+        self._groups = groups
         self._lane: Lane = config.lanes.get(submit.lane) or Lane()
         self._primary = groups[config.group_of(self._lane)]
         fallback = self._lane.fallback.group
@@ -203,6 +207,30 @@ class Run:
         return kind != "embedded" and can_continue(self.submit, kind)
 
     async def _place(self) -> Place:
+        """A place, wherever the lane is served by now. Raises NoPlace."""
+        while True:
+            try:
+                return await self._place_in_group()
+            except NoPlace as error:
+                if not error.gone or not self._regroup():
+                    raise
+
+    def _regroup(self) -> bool:
+        """Whether another group serves the lane since the configuration changed; the request is its from then on."""
+        config = self._config_now()
+        lane = config.lanes.get(self.submit.lane) or Lane()
+        group = self._groups.get(config.group_of(lane))
+        if group is None or group is self._primary or (self._began and not self._continues_in(group)):
+            return False
+        if group.config.kind == "embedded" and not self.submit.prompt_tokens:
+            return False  # it was planned for engines that take text
+        fallback = lane.fallback.group
+        self._lane = msgspec.structs.replace(self._lane, fallback=lane.fallback)
+        self._fallback = None if fallback is None else self._groups.get(fallback)
+        self._group = self._primary = group
+        return True
+
+    async def _place_in_group(self) -> Place:
         """A place in the lane's group; in its fallback where that cannot serve; where there is none, on a replica that
         is too slow. Raises NoPlace."""
         if self._group is not self._primary:
