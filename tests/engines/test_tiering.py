@@ -16,7 +16,7 @@ import pytest
 
 from headrace.engines.llama.context import Context
 from headrace.engines.llama.core import EngineCore
-from headrace.engines.llama.tiering import COPY_S, Tiering
+from headrace.engines.llama.tiering import COPY_S, MOST_BUFFER_BYTES, Tiering
 from headrace.errors import EngineError
 from headrace.kv.tiers.disk import BlockFolder
 from headrace.kv.tiers.kv_tiers import KvTiers, TierSettings
@@ -426,3 +426,13 @@ def test_moves_and_promotions_leave_the_accounts_right(tiny: Model) -> None:
         run(core, [ask("grows", [9, *prompt[:280]], max_tokens=60)], each_step=sound(core))
         settle(core)
         assert cached(run_one(core, ask("again", prompt))) >= 256
+
+
+def test_buffers_for_long_contexts_are_not_kept(tiny: Model) -> None:
+    """Two of a bounded size are, and the largest of those."""
+    with stored_core(tiny, ONE_STREAM) as core:
+        tiering = core.residents.tiering
+        assert tiering is not None
+        for size in (10, 30, MOST_BUFFER_BYTES + 1, 20):
+            tiering._give_back(memoryview(bytearray(size)))
+        assert [len(buffer) for buffer in tiering._buffers] == [20, 30]

@@ -50,6 +50,8 @@ more. A stream that takes longer is saved when nothing runs, or not at all."""
 _COPY_S_PER_BYTE: Final = 1 / 4e9
 _BUFFERS: Final = 2
 """Buffers that are kept for the next copies: memory that was never touched costs more than the copy."""
+MOST_BUFFER_BYTES: Final = int(COPY_S / _COPY_S_PER_BYTE)
+"""Of each: what can be copied before a step of others. Larger ones, for long contexts, are given back to the system."""
 _PROBE_TOKENS: Final = 1
 
 
@@ -103,8 +105,8 @@ class Tiering:
         self._shapes[band] = _Shape(layout, kind, context.band.kv_dtype)
         self.tiers.open(kind)
         if not self._buffers:
-            most_tokens = min(context.band.max_context_tokens, int(COPY_S / _COPY_S_PER_BYTE / layout.token_bytes))
-            self._make_buffer(layout.state_bytes(max(1, most_tokens), _frame(context.band).streams))
+            most = layout.state_bytes(context.band.max_context_tokens, _frame(context.band).streams)
+            self._make_buffer(min(most, MOST_BUFFER_BYTES))
 
     def _make_buffer(self, size: int) -> None:
         """Have a first buffer made and touched beside the steps."""
@@ -124,8 +126,9 @@ class Tiering:
         return best, True
 
     def _give_back(self, buffer: memoryview) -> None:
-        """A buffer that nobody reads any more; the largest ones are kept."""
-        self._buffers = sorted([*self._buffers, buffer], key=len)[-_BUFFERS:]
+        """A buffer that nobody reads any more; the largest ones within the limit are kept."""
+        kept = [each for each in (*self._buffers, buffer) if len(each) <= MOST_BUFFER_BYTES]
+        self._buffers = sorted(kept, key=len)[-_BUFFERS:]
 
     def _root(self, kind: BlockKind, namespace: Hashable) -> bytes:
         key = (kind.fingerprint, namespace)
