@@ -29,7 +29,7 @@ def test_a_burst_is_admitted_and_then_the_rate() -> None:
     entered(quotas, limits, 0.0)
     entered(quotas, limits, 0.0)
     refusal = refused(quotas, limits, 4.0)
-    assert (refusal.limit, refusal.retry_after_s) == ("tenant_requests", pytest.approx(6.0))
+    assert refusal.limit == "tenant_requests" and refusal.retry_after_s == pytest.approx(6.0)
     refused(quotas, limits, 9.99)
     entered(quotas, limits, 10.0)
 
@@ -77,7 +77,7 @@ def test_tokens_are_settled_with_what_was_computed() -> None:
     quotas.leave(two, limits, 0.0, tokens=150)
     three = entered(quotas, limits, 0.0)
     refusal = quotas.charge(three, limits, 10, 0.0)
-    assert refusal is not None and (refusal.limit, refusal.retry_after_s) == ("tenant_tokens", pytest.approx(80.0))
+    assert refusal is not None and refusal.limit == "tenant_tokens" and refusal.retry_after_s == pytest.approx(80.0)
     assert quotas.charge(three, limits, 10, 80.0) is None
 
 
@@ -86,7 +86,7 @@ def test_a_request_larger_than_the_bucket_is_admitted_when_it_is_full_and_paid_f
     one = entered(quotas, limits, 0.0)
     assert quotas.charge(one, limits, 100, 0.0) is None
     again = quotas.charge(one, limits, 100, 0.0)
-    assert again is not None and (again.limit, again.retry_after_s) == ("tenant_tokens", pytest.approx(100.0))
+    assert again is not None and again.limit == "tenant_tokens" and again.retry_after_s == pytest.approx(100.0)
     assert quotas.charge(one, limits, 100, 100.0) is None
 
 
