@@ -1,6 +1,6 @@
 # `make serve` and `make test` install what they need. ARGS goes to the program: make serve ARGS="--port 9000"
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check bench-peers bench-strategies format lock clean
+.PHONY: help setup serve test test-all test-vllm check bench-peers bench-strategies format lock clean
 
 BIN := .venv/bin
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -20,6 +20,12 @@ test: setup check ## lint, types and the tests
 
 test-all: setup check ## the same with the slow tests
 	$(BIN)/python -m pytest $(ARGS)
+
+VLLM_ENV ?= .venv-vllm
+
+test-vllm: setup ## the scheduler inside vLLM, in an environment of its own (installs vLLM for the CPU: 3.5 GB)
+	$(BIN)/python scripts/setup_vllm_env.py $(VLLM_ENV)
+	VLLM_LOGGING_LEVEL=WARNING $(VLLM_ENV)/bin/python -m pytest tests/vllm $(ARGS)
 
 check: setup ## lint, format and strict types
 	$(BIN)/ruff check .
@@ -45,4 +51,4 @@ lock: ## choose versions anew and write requirements/*.lock
 	$(LOCK) --upgrade --no-deps --group llama -o requirements/llama.lock
 
 clean: ## remove .venv and everything made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

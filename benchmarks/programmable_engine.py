@@ -379,10 +379,28 @@ class _Connection(asyncio.Protocol):
             case b"/v1/models":
                 model = {"id": "m", "object": "model", "max_model_len": self.backend.program.max_context_tokens}
                 self.answer(200, msgspec.json.encode({"object": "list", "data": [model]}))
+            case b"/v1/embeddings":
+                self.embed(body)
             case b"/v1/chat/completions" | b"/v1/completions":
                 self.generate(body)
             case _:
                 self.answer(404, b'{"error":{"message":"nothing there"}}')
+
+    def embed(self, body: bytes) -> None:
+        """One number for each input: how long it is."""
+        backend = self.backend
+        request = msgspec.json.decode(body, type=dict[str, Any])
+        backend.bodies.append(request)
+        if backend.take_fault() == "status":
+            self.answer(backend.program.fault_status, b'{"error":{"message":"as programmed","code":"programmed"}}')
+            return
+        inputs = request["input"] if isinstance(request["input"], list) else [request["input"]]
+        data = [
+            {"object": "embedding", "index": index, "embedding": [float(len(text))]}
+            for index, text in enumerate(inputs)
+        ]
+        usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
+        self.answer(200, msgspec.json.encode({"object": "list", "data": data, "model": "m", "usage": usage}))
 
     def generate(self, body: bytes) -> None:
         backend = self.backend

@@ -106,6 +106,7 @@ _SECTIONS: Final[tuple[tuple[str, type[msgspec.Struct]], ...]] = (
 
 _REQUEST_HEADERS: Final = {
     "authorization": "`Bearer KEY`; needed once any tenant has an API key, and below /admin once there are admin keys.",
+    "x-api-key": "On `/v1/messages`: the key, where `authorization` is absent.",
     "x-forwarded-for": "Says that a proxy sent it on: /admin without admin keys refuses it.",
     "x-forwarded-host": "As x-forwarded-for.",
     "x-forwarded-proto": "As x-forwarded-for.",
@@ -118,11 +119,13 @@ _REQUEST_HEADERS: Final = {
     "x-tenant-id": "The tenant, while no tenant has keys and `server.trust_tenant_header` is on.",
 }
 _RESPONSE_HEADERS: Final = {
+    "request-id": "On `/v1/messages`: the same as `x-request-id`, where clients of that API look for it.",
     "retry-after": "With 429 and 503: seconds until it is worth trying again; for 429 the predicted time.",
     "www-authenticate": "With 401: `Bearer`.",
     "x-accel-buffering": "`no` on streams: asks proxies not to hold them back.",
     "x-headrace-degraded": "What the answer was limited to because the full one would have come too late, or who gave"
     " it in degraded mode: `group=NAME` (the fallback) or `slow`.",
+    "x-headrace-estimated": "On `/v1/messages/count_tokens`: `input_tokens` where the count is estimated.",
     "x-headrace-ignored": "Request fields that were ignored (`server.unsupported_params: ignore`).",
     "x-headrace-lane": "The lane that the request ran in.",
     "x-headrace-lane-rule": "The rule that chose the lane.",
@@ -136,7 +139,7 @@ _RESPONSE_HEADERS: Final = {
     "x-headrace-kv-level": "With 429 for want of KV memory: its level, `refuse` or `move`.",
     "x-request-id": "The request's id, on every response.",
 }
-_HEADER: Final = re.compile(r"x-[a-z-]+|authorization|retry-after|www-authenticate")
+_HEADER: Final = re.compile(r"x-[a-z-]+|authorization|request-id|retry-after|www-authenticate")
 
 
 def pages() -> dict[str, str]:

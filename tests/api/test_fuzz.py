@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.api.anthropic_wire import CountRequest, MessagesRequest
 from headrace.api.decode import decode
+from headrace.api.embeddings import EmbeddingsRequest
 from headrace.api.prompts import template_messages
+from headrace.api.responses_wire import ResponsesRequest
 from headrace.api.sampling import choice_counts, requested_max_tokens, sampling_params
 from headrace.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, GenerationRequest, TokenizeRequest
 from headrace.engines.scripted import ScriptedTokenizer
@@ -78,6 +81,69 @@ def test_any_fields_become_parameters_in_range_or_are_refused(
         return
     assert 0 <= sampling.temperature <= 2 and 0 < sampling.top_p <= 1
     assert 1 <= n <= best_of <= 128
+
+
+blocks = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image", "input_text"])},
+        optional={name: texts | values for name in ("text", "id", "name", "input", "tool_use_id", "content")},
+    ),
+    max_size=3,
+)
+turns = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "x"]), "content": texts | blocks | values}),
+    max_size=3,
+)
+
+
+def other_bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """A path of another API, and a body near the truth for it."""
+
+    def near(path: str, kind: type[msgspec.Struct], **required: Any) -> Any:
+        names = [name for name in kind.__struct_fields__ if name not in required]
+        said = st.fixed_dictionaries(
+            {"model": st.just(MODEL), **required}, optional={name: numbers | values | blocks for name in names}
+        )
+        return st.tuples(st.just(path), said)
+
+    limits = st.integers(0, 9)
+    found: st.SearchStrategy[tuple[str, dict[str, Any]]] = (
+        near("/v1/messages", MessagesRequest, messages=turns | values, max_tokens=limits)
+        | near("/v1/messages/count_tokens", CountRequest, messages=turns | values)
+        | near("/v1/responses", ResponsesRequest, input=texts | turns | values)
+        | near("/v1/embeddings", EmbeddingsRequest, input=texts | values)
+    )
+    return found
+
+
+@pytest.mark.timeout(120)
+async def test_other_apis_never_answer_500(tmp_path: Path) -> None:
+    """Errors have each API's own form."""
+    async with serving(tmp_path, max_context_tokens=64) as served:
+        loop = asyncio.get_running_loop()
+        statuses: set[int] = set()
+
+        async def post(path: str, body: bytes) -> None:
+            response = await served.client.post(path, content=body)
+            statuses.add(response.status_code)
+            assert response.status_code < 500, response.text
+            if response.status_code >= 400:
+                assert response.json()["error"]["message"]
+                assert (response.json().get("type") == "error") == path.startswith("/v1/messages")
+
+        @given(other_bodies())
+        @settings(max_examples=200, deadline=None)
+        def drive(case: tuple[str, dict[str, Any]]) -> None:
+            path, body = case
+            asyncio.run_coroutine_threadsafe(post(path, msgspec.json.encode(body)), loop).result()
+
+        await asyncio.to_thread(drive)
+        for depth in range(900, 1000, 3):
+            nested = b'{"a":' * depth + b"1" + b"}" * depth
+            block = b'{"type":"tool_use","id":"t","name":"f","input":%b}' % nested
+            head = b'{"model":"scripted","max_tokens":1,"messages":[{"role":"user","content":"x"},'
+            await post("/v1/messages", head + b'{"role":"assistant","content":[%b]}]}' % block)
+    assert {200, 400} <= statuses
 
 
 @pytest.mark.timeout(120)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.engines.llama.context import Context
@@ -124,6 +125,51 @@ def test_what_a_stream_left_comes_back_from_ram_and_from_disk_to_the_bit(model: 
         again = run_one(core, ask("again", prompt))
         assert begun(core) == {"disk": 1}
         assert cached(again) == 256 and said(again) == expected
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("band", [Band(512, 1, "q8_0"), Band(512, 1, "q4_0"), Band(512, 1, layout="paged")])
+def test_every_precision_and_a_pool_come_back_to_the_bit(smollm2: Model, band: Band, tmp_path: Path) -> None:
+    """From RAM, and from disk after a restart."""
+    prompt, other = words(smollm2, 270), [*reversed(words(smollm2, 280))]
+    with engine_core(smollm2, band, limits=TOKEN_BY_TOKEN, prefix=OFF) as core:
+        expected = said(run_one(steady(core), ask("again", prompt)))
+    with stored_core(smollm2, band, folder=tmp_path) as core:
+        for name, tokens in (("first", prompt), ("other", other)):
+            run_one(core, ask(name, tokens))
+            settle(core)
+        again = run_one(core, ask("again", prompt))
+        settle(core)
+        assert begun(core)["ram"] == 1 and cached(again) == 256 and said(again) == expected
+    with stored_core(smollm2, band, folder=tmp_path) as core:
+        core.context(0)
+        settle(core)
+        again = run_one(core, ask("again", prompt))
+        assert begun(core) == {"disk": 1} and said(again) == expected
+
+
+@pytest.mark.model
+def test_bands_of_other_precision_do_not_share_blocks(smollm2: Model) -> None:
+    """What an 8-bit band stored is not F16, whoever asks."""
+    prompt, other = words(smollm2, 270), [*reversed(words(smollm2, 280))]
+    with stored_core(smollm2, Band(300, 1, "q8_0"), Band(512, 1)) as core:
+        for name, tokens in (("first", prompt), ("other", other)):
+            run_one(core, ask(name, tokens))
+            settle(core)
+        fine = msgspec.structs.replace(ask("fine", prompt), min_kv_dtype="f16")
+        assert cached(run_one(core, fine)) == 0
+
+
+@pytest.mark.model
+def test_kv_that_was_coarser_than_its_band_keeps_is_not_stored(smollm2: Model) -> None:
+    """It came up from an 8-bit band, and would be taken for F16."""
+    prompt = words(smollm2, 270)
+    with stored_core(smollm2, Band(300, 1, "q8_0"), Band(512, 1)) as core:
+        core.set_knobs(msgspec.structs.replace(core.knobs, band_margin_tokens=0))
+        run_one(core, ask("grows", prompt, max_tokens=40))
+        settle(core)
+        assert core.residents.reuse.tokens(Slot(1, 0)) >= 300
+        assert stores(core).store.ram_blocks == 0
 
 
 def test_other_weights_find_nothing(tiny: Model, tmp_path: Path) -> None:

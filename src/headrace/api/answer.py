@@ -23,6 +23,7 @@ class Answer:
     prompt_tokens: int = 0
     deltas: list[bytes] = field(default_factory=list)
     finish: str = "length"
+    stop_reason: str | int | None = None
 
     def add(self, output: SequenceOutput) -> None:
         if self.keep_text:
@@ -39,7 +40,7 @@ class Answer:
             self.prompt_tokens = output.prompt_tokens
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if output.finish is not None:
-            self.finish = output.finish
+            self.finish, self.stop_reason = output.finish, output.stop_reason
 
     @property
     def text(self) -> str:

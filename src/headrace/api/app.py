@@ -16,14 +16,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.admin import Admin
 from headrace.api.admin_groups import AdminGroups
+from headrace.api.anthropic_errors import in_anthropic_form
+from headrace.api.anthropic_messages import MESSAGES_PATH, CountTokens, MessagesSurface
 from headrace.api.deps import Deps
-from headrace.api.errors import ClientDisconnected, error_body, internal_error, to_http
+from headrace.api.embeddings import EMBEDDINGS_PATH, Embeddings
+from headrace.api.errors import ClientDisconnected, HttpError, error_body, internal_error, to_http
 from headrace.api.exchange import Exchange, attach, exchange_of, header, sane_request_id
 from headrace.api.generate import Generate
 from headrace.api.health import Health
 from headrace.api.models import Models
 from headrace.api.reply import send_error
+from headrace.api.responses import RESPONSES_PATH, ResponsesSurface, StoredResponses
 from headrace.api.stored import StoredCompletions
+from headrace.api.surface import OpenAISurface
 from headrace.api.tokenization import Tokenization
 from headrace.api.wire import ChatRequest, CompletionRequest
 from headrace.errors import HeadraceError
@@ -40,7 +45,14 @@ def create_app(deps: Deps) -> Starlette:
     """The whole HTTP surface, ready for an ASGI server."""
     health, models, stored, tokens = Health(deps), Models(deps), StoredCompletions(deps), Tokenization(deps)
     admin, groups = Admin(deps), AdminGroups(deps)
-    chat, completions = Generate(deps, ChatRequest), Generate(deps, CompletionRequest)
+    chat = Generate(deps, OpenAISurface(deps, ChatRequest))
+    completions = Generate(deps, OpenAISurface(deps, CompletionRequest))
+    response_store = deps.store.beside("responses")
+    responses, stored_responses = (
+        Generate(deps, ResponsesSurface(deps, response_store)),
+        StoredResponses(deps, response_store),
+    )
+    messages, counting = Generate(deps, MessagesSurface(deps)), CountTokens(deps)
     completion = ByMethod(GET=stored.retrieve, POST=stored.update, DELETE=stored.delete)
     app = Starlette(
         routes=[
@@ -48,6 +60,14 @@ def create_app(deps: Deps) -> Starlette:
             Route("/v1/chat/completions/{completion_id}", completion),
             Route("/v1/chat/completions/{completion_id}/messages", ByMethod(GET=stored.messages)),
             Route("/v1/completions", ByMethod(POST=completions)),
+            Route(MESSAGES_PATH, ByMethod(POST=messages)),
+            Route(MESSAGES_PATH + "/count_tokens", ByMethod(POST=counting)),
+            Route(RESPONSES_PATH, ByMethod(POST=responses)),
+            Route(
+                RESPONSES_PATH + "/{response_id}",
+                ByMethod(GET=stored_responses.retrieve, DELETE=stored_responses.delete),
+            ),
+            Route(EMBEDDINGS_PATH, ByMethod(POST=Embeddings(deps))),
             Route("/v1/models", ByMethod(GET=models.list)),
             Route("/v1/models/{model:path}", ByMethod(GET=models.retrieve, DELETE=models.delete)),
             Route("/tokenize", ByMethod(POST=tokens.tokenize)),
@@ -108,6 +128,9 @@ class Edge:
         found = match_path(deps.live.config.lanes, exchange.path)
         if found is not None and (found.rest + "/").startswith("/v1/"):
             scope["path"] = found.rest
+        if (scope["path"] + "/").startswith(MESSAGES_PATH + "/"):
+            exchange.error_form = "anthropic"
+            exchange.extra_headers.append((b"request-id", exchange.request_id.encode("ascii")))
         try:
             await self._guarded(scope, receive, send, exchange)
         finally:
@@ -181,7 +204,9 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     else:
         message, code = f"there is nothing at {exchange.path[:256]}", "not_found"
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    body = error_body(message, type_=kind, code=code)
-    response = Response(body, status_code=error.status_code, headers=dict(error.headers or {}))
+    failure = HttpError(error.status_code, error_body(message, type_=kind, code=code), [], "rejected")
+    if exchange.error_form == "anthropic":
+        failure = in_anthropic_form(failure, exchange.request_id)
+    response = Response(failure.body, status_code=error.status_code, headers=dict(error.headers or {}))
     response.raw_headers += exchange.headers(b"application/json")
     return response

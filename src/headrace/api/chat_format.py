@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from headrace.api.answer import Answer, returned, usage
+from headrace.api.errors import HttpError
 from headrace.api.plan import Plan
 from headrace.messages.engine import SequenceOutput, TokenLogprob
 
+DONE: Final = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
 _encode = msgspec.json.Encoder().encode
 
@@ -88,10 +90,14 @@ class ChatFormat:
         )
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
-        """The usage chunk, when asked for."""
+        """The usage chunk, when asked for, and the end's mark."""
         if not self._plan.include_usage:
-            return b""
-        return self._head + b'],"usage":%b}\n\n' % _encode(usage(self._plan, answers))
+            return DONE
+        return self._head + b'],"usage":%b}\n\n' % _encode(usage(self._plan, answers)) + DONE
+
+    def failure(self, error: HttpError) -> bytes:
+        """An event that holds the error."""
+        return b"data: " + error.body + b"\n\n"
 
     def body(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The whole ``chat.completion`` object."""

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from headrace.api.answer import Answer, returned, usage
-from headrace.api.chat_format import finite
+from headrace.api.chat_format import DONE, finite
+from headrace.api.errors import HttpError
 from headrace.api.plan import Plan
 from headrace.messages.engine import SequenceOutput, TokenLogprob
 
@@ -61,10 +62,14 @@ class CompletionFormat:
         )
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
-        """The usage chunk, when asked for."""
+        """The usage chunk, when asked for, and the end's mark."""
         if not self._plan.include_usage:
-            return b""
-        return self._head + b'],"usage":%b}\n\n' % _encode(usage(self._plan, answers))
+            return DONE
+        return self._head + b'],"usage":%b}\n\n' % _encode(usage(self._plan, answers)) + DONE
+
+    def failure(self, error: HttpError) -> bytes:
+        """An event that holds the error."""
+        return b"data: " + error.body + b"\n\n"
 
     def body(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The whole ``text_completion`` object."""

@@ -95,6 +95,17 @@ def decode_object(body: bytes) -> dict[str, Any]:
         return _object_decoder.decode(body)
 
 
+def encode(value: object) -> bytes:
+    """JSON of what a client sent, put together anew. Raises RequestError where it is nested too deeply, or holds a
+    number that cannot be written."""
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError as error:
+        raise RequestError("the request body is nested too deeply", code="invalid_json") from error
+    except OverflowError as error:
+        raise RequestError("the request body holds a number that is too large", code="invalid_json") from error
+
+
 @contextmanager
 def _translated(body: bytes) -> Iterator[None]:
     """msgspec's errors become RequestErrors."""

@@ -47,6 +47,8 @@ class Exchange:
     slo: SLO | None = None
     timing: RequestTiming | None = None
     extra_headers: HeaderList = field(default_factory=list)
+    error_form: Literal["openai", "anthropic"] = "openai"
+    """In whose form errors are told."""
 
     def headers(self, content_type: bytes, content_length: int | None = None) -> HeaderList:
         """The response headers that every answer carries, errors too."""

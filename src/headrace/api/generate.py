@@ -1,4 +1,4 @@
-"""The two endpoints that generate: bytes in, one pipeline, tokens out."""
+"""The pipeline of every endpoint that generates: bytes in, tokens out, in the form of the API that was spoken."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from headrace.admission.front import Request
 from headrace.api.answer import Answer, check_finish
 from headrace.api.body import read_body
-from headrace.api.chat_format import ChatFormat
-from headrace.api.completion_format import CompletionFormat
 from headrace.api.connection import BODY_WRITER_KEY, BodyWriter
 from headrace.api.decode import decode
 from headrace.api.deps import Deps
@@ -29,26 +26,24 @@ from headrace.api.metadata import check_metadata
 from headrace.api.plan import Plan, make_plan
 from headrace.api.quotas import TenantQuota, tenant_quota
 from headrace.api.reply import send_json
-from headrace.api.store import StoredCompletion
-from headrace.api.wire import ChatRequest, CompletionRequest
+from headrace.api.surface import Format, Generation, Inbound, Keep, Surface
+from headrace.api.wire import ChatRequest
 from headrace.config.schema import Config
-from headrace.errors import EngineError, EngineGone, EngineNotReady
+from headrace.errors import EngineError, EngineGone, EngineNotReady, RequestError
 from headrace.messages.engine import SequenceOutput
 
 _logger = logging.getLogger(__name__)
 _EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
-_DONE: Final = b"data: [DONE]\n\n"
 
 Outputs = AsyncGenerator[tuple[int, SequenceOutput], None]
-Format = ChatFormat | CompletionFormat
 
 
 class Generate:
-    """ASGI endpoint for chat or text completions."""
+    """ASGI endpoint that generates, for one API."""
 
-    def __init__(self, deps: Deps, request_type: type[ChatRequest] | type[CompletionRequest]) -> None:
+    def __init__(self, deps: Deps, surface: Surface) -> None:
         self._deps = deps
-        self._request_type = request_type
+        self._surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deps, exchange = self._deps, exchange_of(scope)
@@ -63,50 +58,53 @@ class Generate:
     ) -> None:
         deps = self._deps
         body = await read_body(scope, receive, config.server)
-        request: ChatRequest | CompletionRequest
+        inbound = await self._surface.read(body, scope, exchange)
+        request: Generation
         if deps.fleet is None:
-            request, exchange.ignored = decode(body, self._request_type, config.server.unsupported_params)
-            if isinstance(request, ChatRequest):
-                check_metadata(request.metadata)
+            request, ignored = decode(inbound.body, inbound.kind, config.server.unsupported_params)
+            exchange.ignored += ignored
+            _check_metadata(request)
+            _refuse_remote_only(inbound)
         async with CancelOnDisconnect(receive):
             if deps.fleet is None:
                 plan = await make_plan(deps, config, scope, exchange, request)
             else:
-                plan, request = await make_fleet_plan(deps, config, scope, exchange, body, self._request_type)
-                if isinstance(request, ChatRequest):
-                    check_metadata(request.metadata)
+                plan, request = await make_fleet_plan(deps, config, scope, exchange, inbound.body, inbound.kind)
+                _check_metadata(request)
+                if not plan.remote:
+                    _refuse_remote_only(inbound)
             assert exchange.timing is not None
             quota.charge(plan.sequences)
             asked = Request(plan.lane.name, plan.lane.lane, plan.slo, plan.sequences)
             admitted = await deps.gateway.admit(asked, exchange.timing)
             exchange.admitted(admitted.verdict)
             try:
-                await self._answer(plan, request, admitted, exchange, send, scope.get(BODY_WRITER_KEY))
+                form, keep = inbound.form(plan), inbound.keep(request)
+                await self._answer(plan, form, keep, admitted, exchange, send, scope.get(BODY_WRITER_KEY))
             finally:
                 deps.gateway.close(admitted)
 
     async def _answer(
         self,
         plan: Plan,
-        request: ChatRequest | CompletionRequest,
+        form: Format,
+        keep: Keep | None,
         admitted: Admitted,
         exchange: Exchange,
         send: Send,
         write: BodyWriter | None,
     ) -> None:
-        form = ChatFormat(plan) if isinstance(request, ChatRequest) else CompletionFormat(plan)
-        stored = request if isinstance(request, ChatRequest) and request.store else None
         if plan.stream:
-            answers = [Answer(keep_text=stored is not None) for _ in plan.sequences]
-            await self._stream(form, answers, admitted, exchange, send, write, stored)
+            answers = [Answer(keep_text=keep is not None) for _ in plan.sequences]
+            await self._stream(form, answers, admitted, exchange, send, write, keep)
             self._learn(plan, answers)
             return
         answers = await collect(self._deps.gateway, plan, admitted)
         self._learn(plan, answers)
         self._say_degraded(admitted, exchange)
         body = form.body(answers)
-        if stored is not None:
-            await self._store(body, stored, exchange)
+        if keep is not None:
+            await _store(keep, body)
         await send_json(send, exchange, body)
 
     async def _stream(
@@ -117,7 +115,7 @@ class Generate:
         exchange: Exchange,
         send: Send,
         write: BodyWriter | None,
-        stored: ChatRequest | None,
+        keep: Keep | None,
     ) -> None:
         """Server-sent events. Nothing is sent until the first output is known, so what goes wrong before it
         has a real HTTP status; what goes wrong after it becomes an error event."""
@@ -143,12 +141,12 @@ class Generate:
                         await _send_event(send, event)
             except EngineError as error:
                 exchange.outcome = "error"
-                event = b"data: " + to_http(error).body + b"\n\n"
-                await send({"type": "http.response.body", "body": event})
+                await send({"type": "http.response.body", "body": form.failure(to_http(error))})
                 return
-        if stored is not None:
-            await self._store(form.body(answers), stored, exchange)
-        await send({"type": "http.response.body", "body": form.closing(answers) + _DONE})
+        closing = form.closing(answers)
+        if keep is not None:
+            await _store(keep, form.body(answers))
+        await send({"type": "http.response.body", "body": closing})
 
     def _say_degraded(self, admitted: Admitted, exchange: Exchange) -> None:
         """In degraded mode the response says so."""
@@ -166,20 +164,38 @@ class Generate:
             if plan.remote and sequence.wire is not None and answer.finish and answer.tokens:
                 self._deps.prompt_sizes.learn(plan.model, len(sequence.wire.prompt), answer.prompt_tokens)
 
-    async def _store(self, body: dict[str, object], request: ChatRequest, exchange: Exchange) -> None:
-        completion = {**body, "metadata": request.metadata or {}}
-        messages = [msgspec.to_builtins(message) for message in request.messages]
-        stored = StoredCompletion(tenant=exchange.tenant, completion=completion, messages=messages)
-        try:
-            await asyncio.to_thread(self._deps.store.put, stored)
-        except OSError as error:
-            # The answer exists and is worth more to the client than its copy on disk.
-            _logger.error("completion %s could not be stored: %s", stored.id, error)
+
+async def _store(keep: Keep, body: dict[str, object]) -> None:
+    try:
+        await asyncio.to_thread(keep, body)
+    except OSError as error:
+        # The answer exists and is worth more to the client than its copy on disk.
+        _logger.error("completion %s could not be stored: %s", body.get("id"), error)
+
+
+def _check_metadata(request: Generation) -> None:
+    if isinstance(request, ChatRequest):
+        check_metadata(request.metadata)
+
+
+def _refuse_remote_only(inbound: Inbound) -> None:
+    """Raise RequestError for what the embedded engine would answer in another form than was asked for."""
+    if inbound.remote_only is not None:
+        raise RequestError(
+            f"{inbound.remote_only}: the embedded engine of this lane cannot do that; a lane can whose group and"
+            " fallback are remote engines",
+            param=inbound.remote_only,
+            code="unsupported_parameter",
+        )
 
 
 def authenticate(deps: Deps, scope: Scope, exchange: Exchange) -> None:
     """Note the tenant. Raises AuthenticationFailed."""
-    exchange.tenant = deps.live.tenants.authenticate(header(scope, b"authorization"), header(scope, b"x-tenant-id"))
+    authorization = header(scope, b"authorization")
+    if authorization is None and exchange.error_form == "anthropic":
+        key = header(scope, b"x-api-key")
+        authorization = None if key is None else f"Bearer {key}"
+    exchange.tenant = deps.live.tenants.authenticate(authorization, header(scope, b"x-tenant-id"))
 
 
 async def collect(gateway: Gateway, plan: Plan, admitted: Admitted) -> list[Answer]:

@@ -30,13 +30,17 @@ class TenantQuota:
     _exchange: Exchange
     _limits: TenantLimits
     _pass: Pass | None
+    used_tokens: int | None = None
+    """What it took, where no output tells it."""
 
     def charge(self, sequences: Sequence[Submit]) -> None:
         """Its prompt and what it is expected to generate are known. Raises QuotaExceeded."""
+        self.charge_tokens(self._exchange.prompt_tokens + sum(_expected_tokens(sequence) for sequence in sequences))
+
+    def charge_tokens(self, tokens: int) -> None:
+        """It takes so many tokens. Raises QuotaExceeded."""
         if self._pass is None:
             return
-        expected = sum(_expected_tokens(sequence) for sequence in sequences)
-        tokens = self._exchange.prompt_tokens + expected
         refusal = self._deps.quotas.charge(self._pass, self._limits, tokens, self._deps.clock())
         if refusal is not None:
             raise _refused(self._deps, self._exchange, self._pass.tenant, self._limits, refusal)
@@ -62,8 +66,9 @@ def tenant_quota(deps: Deps, config: Config, exchange: Exchange) -> Iterator[Ten
         raise _refused(deps, exchange, tenant, limits, entered)
     deps.metrics.tenants.entered(tenant)
     counts = True
+    quota = TenantQuota(deps, exchange, limits, entered)
     try:
-        yield TenantQuota(deps, exchange, limits, entered)
+        yield quota
     except (Overloaded, EngineError):
         counts = _began(exchange)
         raise
@@ -71,7 +76,8 @@ def tenant_quota(deps: Deps, config: Config, exchange: Exchange) -> Iterator[Ten
         counts = False
         raise
     finally:
-        quotas.leave(entered, limits, deps.clock(), tokens=_computed_tokens(exchange), counts=counts)
+        tokens = _computed_tokens(exchange) if quota.used_tokens is None else quota.used_tokens
+        quotas.leave(entered, limits, deps.clock(), tokens=tokens, counts=counts)
         deps.metrics.tenants.left(tenant)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
+from headrace.api.anthropic_errors import in_anthropic_form
 from headrace.api.errors import HttpError
 from headrace.api.exchange import Exchange
 
@@ -44,7 +45,9 @@ async def send_json(send: Send, exchange: Exchange, value: Any, *, status: int =
 
 
 async def send_error(send: Send, exchange: Exchange, error: HttpError) -> None:
-    """Send an error that was translated by ``errors.to_http``."""
+    """Send an error that was translated by ``errors.to_http``, in the form of the API that was spoken."""
+    if exchange.error_form == "anthropic":
+        error = in_anthropic_form(error, exchange.request_id)
     exchange.outcome = error.outcome
     exchange.extra_headers.extend(error.headers)
     await send_body(send, exchange, error.body, status=error.status)

@@ -54,6 +54,10 @@ class CompletionStore:
         self._max_completions = max_completions
         self._decoder = msgspec.json.Decoder(StoredCompletion)
 
+    def beside(self, name: str) -> CompletionStore:
+        """Another store, of the same size, in a folder within this one's."""
+        return CompletionStore(self._folder / name, self._max_completions)
+
     def put(self, stored: StoredCompletion) -> None:
         """Write or replace one completion; the oldest go when there are too many. Raises OSError."""
         path = self._path(stored.id)

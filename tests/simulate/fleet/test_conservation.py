@@ -72,7 +72,9 @@ def test_scarce_kv_memory_loses_nobody(policy: str) -> None:
 @given(
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(POLICIES),
-    routing=st.sampled_from(["power-of-two", "least-requests", "least-wait", "prefix", "random", "round-robin"]),
+    routing=st.sampled_from(
+        ["gateway", "power-of-two", "least-requests", "least-wait", "prefix", "random", "round-robin"]
+    ),
     admission=st.booleans(),
     retries=st.integers(0, 2),
     interval_s=st.sampled_from([0.0, 0.3]),

@@ -154,13 +154,14 @@ def test_prefix_routing_finds_more_in_caches() -> None:
     }
     groups = {"main": {"replicas": 4, "engine": {"stated": {"weights_s": 0.01, "row_s": 1e-4}}}}
     shares = {}
-    for routing in ("random", "prefix"):
+    for routing in ("random", "prefix", "gateway"):
         run = run_of(
             scenario_of(groups=groups, gateway={"routing": routing}), workload_of("poisson(20)", 30.0, classes)
         )
         replicas = run.groups[0].replicas
         shares[routing] = sum(one.hit_tokens for one in replicas) / sum(one.asked_tokens for one in replicas)
     assert shares["prefix"] > 1.5 * shares["random"]
+    assert shares["gateway"] > 1.5 * shares["random"]
 
 
 def test_split_replicas_pass_the_kv_on() -> None:

@@ -35,6 +35,18 @@ def test_two_choices_take_the_emptier() -> None:
     assert chosen[9] / 5000 == pytest.approx(0.2, abs=0.03)  # five standard errors of a share of 0.2
 
 
+def test_the_gateways_own_choice_is_the_cheapest_in_seconds() -> None:
+    """100 tokens at 1,000/s: the replica without 900 waiting tokens; the one with them once its rate is twenty times as
+    high; of two idle ones the one that has the prompt. Full replicas are chosen among all the same."""
+    source = random.Random(1)
+    choose = router("gateway")
+    idle, busy = Seen(1, 0, 0.0, 0, 8, 1e3), Seen(3, 900, 0.0, 0, 8, 1e3)
+    assert choose([busy, idle], Asked(0, 100), source) == 1
+    assert choose([Seen(3, 900, 0.0, 0, 8, 2e4), idle], Asked(0, 100), source) == 0
+    assert choose([Seen(0, 0, 0.0, 0, 8, 1e3), Seen(0, 0, 0.0, 90, 8, 1e3)], Asked(0, 100), source) == 1
+    assert choose([Seen(17, 900, 0.0, 0, 8, 1e3), Seen(16, 0, 0.0, 0, 8, 1e3)], Asked(0, 100), source) == 1
+
+
 def test_a_prefix_is_worth_a_queue_but_not_any() -> None:
     """The replica with the prefix is taken until it is much busier than the emptiest."""
     source = random.Random(1)

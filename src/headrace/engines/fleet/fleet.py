@@ -31,7 +31,8 @@ from headrace.engines.fleet.discovery import (
     resolve,
     spec_of,
 )
-from headrace.engines.fleet.group import Group, Place
+from headrace.engines.fleet.document import ask_group
+from headrace.engines.fleet.group import Asked, Group, Place
 from headrace.engines.fleet.replica import Replica, ReplicaSpec
 from headrace.engines.fleet.run import Run
 from headrace.engines.output_stream import OutputStream
@@ -227,6 +228,12 @@ class Fleet:
     def degradation(self, request_id: str) -> str | None:
         """How the request is served in degraded mode, for its response; None when it is not."""
         return self._notes.get(request_id)
+
+    async def ask(self, lane: str, asked: Asked, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """A document of the lane's group (``fleet.document``); None: its engine is the embedded one, which has none.
+        Raises RemoteFailure."""
+        group = self._groups[self._config.group_of(self._config.lanes[lane])]
+        return None if group.config.kind == "embedded" else await ask_group(group, asked, path, body)
 
     def not_served(self, lane: str) -> str | None:
         """Why a lane is in degraded mode now; None when it is not."""

@@ -34,6 +34,9 @@ from headrace.messages.engine import (
 _logger = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES: Final = 8 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+"""Of a document that a client asked for: 2048 embeddings of 4096 numbers."""
+
 MODELS_PATH: Final = "/v1/models"
 _HEALTH_PATHS: Final = {"vllm": "/health", "sglang": "/health", "llama-server": "/health", "headrace": "/ready"}
 
@@ -117,6 +120,19 @@ class RemoteEngine:
             raise RemoteFailure(f"the engine's /metrics answers {status}", kind="status")
         self.figures = read_exposition(body.decode("utf-8", "replace"))
         return self.figures
+
+    async def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """POST a JSON object, given without its ``model``, which is the server's own; the answer's status and body.
+        Raises RemoteFailure."""
+        whole = b'{"model":' + msgspec.json.encode(self._dialect.model) + b"," + body.lstrip()[1:]
+        return await fetch(
+            self._pool,
+            path,
+            self._headers,
+            limit_bytes=MAX_ANSWER_BYTES,
+            timeout_s=self.settings.timeouts.first_token_s,
+            body=whole,
+        )
 
     def submit(self, request: Submit) -> OutputStream:
         def begin(stream: OutputStream) -> None:

@@ -23,12 +23,13 @@ _REFUSALS: Final = {"unknown_model": 404, "huge_body": 413, "no_body": 400}
 @dataclass(slots=True, eq=False)
 class Flight:
     """``arrived_s`` is when the gateway got it. ``known`` is the engine's own record of it, None while it is in none;
-    ``entered_s`` when it was sent there. ``tries`` counts the replicas that were lost with it."""
+    ``sent_s`` when it was sent there. ``tries`` counts the replicas that were lost with it."""
 
     planned: PlannedRequest
     due_ns: int
     ready_ns: int
     arrived_s: float
+    sent_s: float = 0.0
     lane_name: str = ""
     lane: Lane = _NO_LANE
     slo: SLO = _NO_SLO

@@ -168,7 +168,7 @@ class Gateway:
         if flight.request_id not in replica.flights:
             replica.take(flight)
             self._where[flight.request_id] = replica
-        ready_s = now_s
+        flight.sent_s = ready_s = now_s
         if replica.spec.prefix_cache and flight.prompt.blocks and flight.stage != "decode":
             found = replica.cache.find(flight.prompt, flight.planned.input_tokens, replica.source_times())
             flight.cached_tokens = found.here_tokens + found.fetched_tokens
@@ -213,7 +213,7 @@ class Gateway:
         """An engine gave a first token."""
         flight = self.in_flight[record.request.request_id]
         replica = self._where[flight.request_id]
-        replica.begins(flight)
+        replica.begins(flight, now_s)
         if flight.ticket is not None and flight.stage != "decode":
             replica.front.first_output(flight.ticket, 0, now_s, cached_tokens=flight.cached_tokens)
 

@@ -15,6 +15,7 @@ from headrace.admission.front import Front
 from headrace.admission.lengths import OutputLengths
 from headrace.admission.rates import EngineRates, rates_of
 from headrace.config.schema import Config
+from headrace.engines.fleet.replica import MIN_RATE_TOKENS, RATE_MEMORY
 from headrace.kv.sources import SourceTimes
 from headrace.messages.engine import BandPlan, EngineLoad, ModelInfo, Ready
 from headrace.scheduling.bands import Band
@@ -85,6 +86,8 @@ class Replica:
         self.started: dict[str, Flight] = {}
         self.doors: dict[str, deque[Flight]] = {}
         self.waiting_tokens = 0
+        self.prefill_tokens_per_s = 0.0
+        self.places = sum([band.max_sequences for band in self.bands])
         self.serving = False
         self.draining = False
         self.down_until_s = -math.inf
@@ -143,8 +146,13 @@ class Replica:
         self.waiting_tokens += flight.planned.input_tokens
         self.routed += 1
 
-    def begins(self, flight: Flight) -> None:
-        """A first token came back."""
+    def begins(self, flight: Flight, now_s: float) -> None:
+        """A first token came back. Its time tells the rate of prompts, as the real gateway measures it."""
+        computed = flight.planned.input_tokens - flight.cached_tokens
+        took_s = now_s - flight.sent_s
+        if flight.stage != "decode" and computed >= MIN_RATE_TOKENS and took_s > 0:
+            rate, before = computed / took_s, self.prefill_tokens_per_s
+            self.prefill_tokens_per_s = rate if not before else before + RATE_MEMORY * (rate - before)
         if flight.request_id not in self.started:
             self.started[flight.request_id] = flight
             self.waiting_tokens -= flight.planned.input_tokens
@@ -210,7 +218,13 @@ class Replica:
             beyond = len(self.flights) - rates.places
             if beyond > 0:
                 wait_s += beyond * rates.decode_token_s * self._typical_output()
-        return Seen(len(self.flights), self.waiting_tokens, wait_s)
+        return Seen(
+            len(self.flights),
+            self.waiting_tokens,
+            wait_s,
+            places=self.places,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+        )
 
     def source_times(self) -> SourceTimes:
         """What decides whether a prefix is fetched or computed."""

@@ -1,6 +1,7 @@
 """Which replica a request goes to: pure choices among what the gateway sees of replicas.
 
-The simulator's one seam to routing: ``router`` gives the function for a name.
+The simulator's one seam to routing: ``router`` gives the function for a name. ``gateway`` is the choice of the real
+gateway (``routing.decide``), unmodified; the others are simple ones to compare it with.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.routing.decide import ReplicaView, RouteRequest, RouteSettings, route
 from headrace.simulate.fleet.scenario import RouterName
 
 IMBALANCE: Final = 1.5
@@ -21,12 +23,15 @@ SLACK_REQUESTS: Final = 8
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the gateway sees of a replica: requests in it, prompt tokens of those without a first token, and the wait
-    that it predicts from them, seconds. ``cached_tokens`` of the request's prompt are there already."""
+    that it predicts from them, seconds. ``cached_tokens`` of the request's prompt are there already. ``places`` is how
+    many requests it computes at once, ``prefill_tokens_per_s`` its measured rate (0: not known)."""
 
     requests: int
     waiting_tokens: int
     wait_s: float
     cached_tokens: int = 0
+    places: int = 1
+    prefill_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,36 @@ def router(name: RouterName) -> Router:
 
 def needs_prefix(name: RouterName) -> bool:
     """Whether the choice looks at ``Seen.cached_tokens``."""
-    return name == "prefix"
+    return name in ("prefix", "gateway")
 
 
 def needs_wait(name: RouterName) -> bool:
     """Whether the choice looks at ``Seen.wait_s``."""
     return name == "least-wait"
+
+
+def gateway(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int:
+    """The real gateway's: the least predicted time to the first token, two drawn among those that cost about the same.
+
+    The real gateway keeps a request while no replica has a place. Here it waits in the replica that it is sent to, so
+    when all are full their places count once more for every round of them that is taken.
+    """
+    seen = list(seen)
+    rounds = 1 + min([one.requests // one.places for one in seen])
+    views = [
+        ReplicaView(
+            str(place),
+            in_flight=one.requests,
+            limit=one.places * rounds,
+            waiting_tokens=one.waiting_tokens,
+            prefill_tokens_per_s=one.prefill_tokens_per_s,
+        )
+        for place, one in enumerate(seen)
+    ]
+    matched = {str(place): one.cached_tokens for place, one in enumerate(seen) if one.cached_tokens}
+    decision = route(RouteRequest(asked.prompt_tokens, matched_tokens=matched), views, RouteSettings(), source)
+    assert decision.replica is not None, f"a healthy replica with a place was refused: {decision.reason}"
+    return int(decision.replica)
 
 
 def power_of_two(seen: Sequence[Seen], asked: Asked, source: random.Random) -> int:
@@ -107,6 +136,7 @@ def round_robin(seen: Sequence[Seen], asked: Asked, source: random.Random) -> in
 
 
 _ROUTERS: Final[dict[RouterName, Router]] = {
+    "gateway": gateway,
     "power-of-two": power_of_two,
     "least-requests": least_requests,
     "least-wait": least_wait,

@@ -15,7 +15,7 @@ from headrace.simulate.baselines.policies import PolicyName
 from headrace.simulate.passes import PassLayout
 
 Role = Literal["both", "prefill", "decode"]
-RouterName = Literal["power-of-two", "least-requests", "least-wait", "prefix", "random", "round-robin"]
+RouterName = Literal["gateway", "power-of-two", "least-requests", "least-wait", "prefix", "random", "round-robin"]
 FaultKind = Literal["dies", "slow", "stale"]
 
 
@@ -114,7 +114,7 @@ class GatewaySpec(Struct, frozen=True, forbid_unknown_fields=True):
     A request whose replica died before its first token is tried elsewhere, ``retries`` times. ``network_s`` passes
     between client and gateway, each way."""
 
-    routing: RouterName = "power-of-two"
+    routing: RouterName = "gateway"
     admission: bool = True
     metrics_interval_s: float = 0.0
     retries: int = 1
