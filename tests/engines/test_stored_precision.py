@@ -179,9 +179,7 @@ def test_blocks_that_cannot_be_converted_are_computed_again(tiny: Model, monkeyp
         assert core.check_integrity() is None
 
 
-def test_a_band_of_which_the_rotation_is_not_known_stores_nothing(
-    tiny: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_band_of_which_the_rotation_is_not_known_stores_nothing(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes could be read as others by an engine that rotates otherwise."""
     with stored_core(tiny, TWINS[COARSE]) as core:
         monkeypatch.setattr(core.residents.formats, "of", lambda _dtype: None)
