@@ -175,7 +175,7 @@ def test_reloads_under_load_lose_nothing_and_bad_files_change_nothing(servers: S
 
 async def test_whoever_waits_in_the_line_of_a_group_that_is_gone_is_served_by_the_next(servers: Servers) -> None:
     """One request runs in the old group, one waits behind it; the reload takes the group away. Both end whole."""
-    one, two = servers(2, itl_s=0.01, places=1)
+    one, two = servers(2, itl_s=0.01, places=1, tokens=400)
     old = config_of({"old": group_of([one], max_in_flight=1)})
     new = config_of({"new": group_of([two])})
     async with running(old) as fleet:
