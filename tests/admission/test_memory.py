@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.admission.front import Front
-from headrace.admission.memory import ArrivedSince, MemoryState, memory_state, refusal
+from headrace.admission.memory import MemoryState, memory_state, refusal
 from headrace.kv.watermarks import LEVELS, KvLevel
-from headrace.messages.engine import EngineLoad
 from headrace.scheduling.knobs import SchedulingKnobs
 from tests.admission.test_front import OPEN, admit, request
 from tests.admission.values import RATES
@@ -52,23 +51,3 @@ def test_at_the_front_an_idle_engine_takes_everything_and_a_busy_one_only_what_i
     assert (long.name, long.decision.reason, long.decision.retry_after_s) == ("shed", "kv_memory", 12.5)
     assert short.name == "accept"
     assert front.judge(request(9000, overload="queue"), OPEN, None, 0.0, SCARCE).name == "shed", "without rates too"
-
-
-def test_what_came_in_since_the_last_report_counts_as_promised() -> None:
-    """Twenty documents at once: those that would pass the mark are refused before the engine has said a word."""
-    report, arrived, knobs = load(budget=100_000, promised=0), ArrivedSince(), SchedulingKnobs(kv_long_tokens=8192)
-    let_in = 0
-    for _ in range(20):
-        if refusal(memory_state(report, knobs, arrived.tokens(report)), (8_900,), 60) is None:
-            arrived.note(report, (8_900,), 60)
-            let_in += 1
-    assert let_in == 10, "9,088 tokens each, up to the first that reaches 85,000"
-    later = load(budget=100_000, promised=30_000)
-    assert arrived.tokens(later) == 0
-    state = memory_state(later, knobs, arrived.tokens(later))
-    assert state is not None and state.level == "normal"
-
-
-def load(*, budget: int, promised: int) -> EngineLoad:
-    """A report of an engine at the normal level."""
-    return EngineLoad(1, 0, 0, 1, 0, 1, 0, 0.0, 1, 0, 1, kv_budget_tokens=budget, kv_promised_tokens=promised)

@@ -25,33 +25,9 @@ class MemoryState:
     long_tokens: int
 
 
-class ArrivedSince:
-    """Projected tokens of what was let in since the engine's last report: a burst is here before the engine has said
-    what the first of it did to the level."""
-
-    def __init__(self) -> None:
-        self._report: EngineLoad | None = None
-        self._tokens = 0
-
-    def note(self, report: EngineLoad | None, prompt_tokens: Sequence[int], output_tokens: int) -> None:
-        """A request came in while ``report`` was the last one."""
-        self._tokens = self.tokens(report) + sum([in_blocks(tokens + output_tokens) for tokens in prompt_tokens])
-        self._report = report
-
-    def tokens(self, report: EngineLoad | None) -> int:
-        """What came in since ``report``, the last one."""
-        return self._tokens if report is self._report else 0
-
-
-def memory_state(load: EngineLoad | None, knobs: SchedulingKnobs, arrived_tokens: int = 0) -> MemoryState | None:
-    """From the engine's latest report and what was let in since; None before the first."""
-    if load is None:
-        return None
-    level = load.kv_level
-    if arrived_tokens and load.kv_budget_tokens and level in ("normal", "warn"):
-        promised = (load.kv_promised_tokens + arrived_tokens) / load.kv_budget_tokens
-        level = "refuse" if promised >= knobs.kv_refuse else level
-    return MemoryState(level, load.kv_drain_s, knobs.kv_long_tokens)
+def memory_state(load: EngineLoad | None, knobs: SchedulingKnobs) -> MemoryState | None:
+    """From the engine's latest report; None before the first."""
+    return None if load is None else MemoryState(load.kv_level, load.kv_drain_s, knobs.kv_long_tokens)
 
 
 def refusal(memory: MemoryState | None, prompt_tokens: Sequence[int], output_tokens: int) -> AdmissionDecision | None:

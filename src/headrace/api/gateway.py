@@ -12,7 +12,7 @@ from headrace.admission.decide import AdmissionLimits, fits_lane
 from headrace.admission.front import Front, Request, Ticket, Verdict
 from headrace.admission.ledger import Entry, Ledger
 from headrace.admission.memory import REASON as KV_REASON
-from headrace.admission.memory import ArrivedSince, MemoryState, memory_state
+from headrace.admission.memory import MemoryState, memory_state
 from headrace.admission.rates import rates_of
 from headrace.api.live import LiveConfig
 from headrace.config.knobs import KnobChange
@@ -78,7 +78,6 @@ class Gateway:
         self._clock = clock
         self._sleep = sleep
         self._front = Front()
-        self._arrived = ArrivedSince()
         self._ledger = self._front.ledger
         self._knobs = scheduling_knobs(live.config)
         self._doors: dict[str, _Door] = {}
@@ -137,14 +136,12 @@ class Gateway:
         now_s, lane = self._clock(), request.lane
         limits = AdmissionLimits(self._live.config.server.max_queue, lane.max_queue, lane.max_running)
         rates = rates_of(self._engine.load, self._engine.ready, self._knobs)
-        load = self._engine.load
-        memory = memory_state(load, self._knobs, self._arrived.tokens(load))
+        memory = memory_state(self._engine.load, self._knobs)
         verdict = self._front.judge(request, limits, rates, now_s, memory)
         self._metrics.admission_decided(request.lane_name, verdict)
         if verdict.decision.action == "shed":
             raise _overloaded(verdict, self._ledger.waiting, memory)
         admitted = Admitted(self._front.admit(request, verdict), timing)
-        self._arrived.note(load, request.prompt_tokens, admitted.entry.length.expected_tokens)
         self._active.add(admitted)
         self._idle.clear()
         if verdict.decision.action == "hold":
