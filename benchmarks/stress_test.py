@@ -54,7 +54,6 @@ from locust.runners import MasterRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 from numpy.random import SeedSequence
 
-from headrace.bench.drive.client import new_record
 from headrace.bench.drive.gevent_client import Connection, Server
 from headrace.bench.drive.reply import Reply
 from headrace.bench.drive.served_model import served_model
@@ -63,7 +62,7 @@ from headrace.bench.load.build_schedule import build_schedule
 from headrace.bench.load.closed_plan import LEAST_ROUND_S
 from headrace.bench.load.workload_file import LoadedWorkload, load_workload, with_values
 from headrace.bench.planned import PlannedRequest, SloTarget
-from headrace.bench.records import RequestRecord
+from headrace.bench.records import RequestRecord, new_record
 from headrace.bench.requests.bodies import RequestBodies, Turn, Wire
 from headrace.bench.requests.texts import PromptTexts
 from headrace.bench.requests.token_scale import TokenScale, measure_token_scale

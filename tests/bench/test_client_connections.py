@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.drive import client as client_module
 from headrace.bench.drive.send_times import Attempt, Resent
-from headrace.bench.records import GENERATOR_FAULT
+from headrace.bench.records import GENERATOR_FAULT, new_record
 from tests.bench.asking import PLANNED, client_of, closed_port, send, wire
 from tests.bench.truth_answers import Truth
 from tests.bench.truth_server import TruthServer
@@ -100,7 +99,7 @@ async def test_a_kept_connection_that_dies_is_cut_and_its_request_not_repeated(s
 
 
 def test_a_second_attempt_is_stopped() -> None:
-    attempt = Attempt(client_module.new_record(PLANNED, 0, 0), iter([5, 9]).__next__, 0)
+    attempt = Attempt(new_record(PLANNED, 0, 0), iter([5, 9]).__next__, 0)
     attempt.take_connection(new=False)
     with pytest.raises(Resent):
         attempt.take_connection(new=True)

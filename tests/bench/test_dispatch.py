@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.drive.client import Sent, new_record
+from headrace.bench.drive.client import Sent
 from headrace.bench.drive.dispatch import Dispatcher
 from headrace.bench.planned import PlannedRequest, Schedule
-from headrace.bench.records import INTERRUPTED, Outcome, RequestRecord
+from headrace.bench.records import INTERRUPTED, Outcome, RequestRecord, new_record
 from headrace.bench.requests.bodies import Turn, Wire
 from headrace.errors import ConfigError
 from tests.bench.simulated_loop import SimulatedLoop, simulate

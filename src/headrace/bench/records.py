@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headrace.bench.planned import PlannedRequest
+
 Outcome = Literal["ok", "shed", "rejected", "http_error", "refused", "cut", "timeout", "error", "cancelled"]
 """``ok``: answered whole. ``shed``: 429, or 503 with Retry-After. ``rejected``: another 4xx. ``http_error``: 5xx
 or another status. ``refused``: no connection. ``cut``: the stream ended early or broke. ``timeout``: the run's
@@ -105,3 +107,21 @@ class RunInfo(Struct, frozen=True, omit_defaults=True):
     label: str = ""
     schedule_sha256: str = ""
     """Of the schedule's canonical JSON: two runs with the same one had the same load."""
+
+
+def new_record(planned: PlannedRequest, due_ns: int, ready_ns: int, outcome: Outcome = "cancelled") -> RequestRecord:
+    """The record of a request that nothing has happened to, but for its ``outcome``."""
+    return RequestRecord(
+        index=planned.index,
+        class_name=planned.class_name,
+        outcome=outcome,
+        due_ns=due_ns,
+        ready_ns=ready_ns,
+        lane=planned.lane,
+        session=planned.session,
+        turn=planned.turn,
+        user=planned.user,
+        malformed=planned.malformed,
+        input_tokens=planned.input_tokens,
+        wanted_output_tokens=planned.output_tokens,
+    )

@@ -14,6 +14,7 @@ from headrace.bench.load.request_fields import body_problem, header_problem
 from headrace.bench.planned import SloTarget
 from headrace.bench.results.figures import Limits
 from headrace.cli.bench_values import MILLISECONDS, POSITIVE_S, SECONDS, SEED, TEXT
+from headrace.cli.shared_options import add_options
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
 
 def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the shared options to a command, which gets them as keyword arguments for ``LoadOptions``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from headrace.bench.load.lengths import LENGTH_FORMS
 from headrace.cli.bench_streams import StreamGroup, open_console, printing
 from headrace.cli.bench_values import Number
 from headrace.cli.plan_values import PARAMETERS, SEQUENCES, SIZE, TOKENS
+from headrace.cli.shared_options import add_options
 from headrace.errors import ConfigError
 from headrace.kv.entry_types import INDEX_TYPE_NAMES, KV_TYPE_NAMES
 
@@ -51,9 +52,7 @@ _MODEL_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_MODEL_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _MODEL_OPTIONS)
 
 
 @click.group(cls=StreamGroup)

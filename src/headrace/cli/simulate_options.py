@@ -12,6 +12,7 @@ import yaml
 
 from headrace.cli.bench_options import LoadOptions
 from headrace.cli.bench_values import POSITIVE_S, SECONDS, SEED, TEXT
+from headrace.cli.shared_options import add_options
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
 
 def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the shared options to a command, which gets them as keyword arguments for ``SimulateOptions``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,13 @@ A file holds the facts of a model's ``config.json`` that its KV memory and its a
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from importlib.resources import files
 
-import msgspec
 from msgspec import Struct
 
 from headrace.errors import ModelError
+from headrace.plan.catalogue import find_named, read_catalogue
 from headrace.plan.config_layout import describe_fields
 from headrace.plan.described import DescribedModel
 
@@ -33,22 +32,14 @@ class Architecture(Struct, frozen=True, forbid_unknown_fields=True):
 def architectures() -> dict[str, Architecture]:
     """All of them, by name, in order of name."""
     folder = files("headrace.plan") / "architecture_data"
-    found = [
-        msgspec.json.decode(entry.read_bytes(), type=Architecture)
-        for entry in folder.iterdir()
-        if entry.name.endswith(".json")
-    ]
-    return {item.name: item for item in sorted(found, key=lambda item: item.name)}
+    return read_catalogue(folder, Architecture)
 
 
 def architecture_named(name: str) -> Architecture:
     """The architecture of this name or alias, capitals aside. Raises ModelError with the nearest names."""
-    known = {label.lower(): item for item in architectures().values() for label in (item.name, *item.aliases)}
-    found = known.get(name.lower())
-    if found is None:
-        near = difflib.get_close_matches(name.lower()[:64], known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(architectures())}"
-        raise ModelError(f"{name[:64]!r} is neither a file nor a known architecture; {hint}")
+    found = find_named(architectures(), name)
+    if isinstance(found, str):
+        raise ModelError(f"{name[:64]!r} is neither a file nor a known architecture; {found}")
     return found
 
 

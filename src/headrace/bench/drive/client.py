@@ -33,7 +33,7 @@ from headrace.bench.drive.send_times import Attempt, Resent, trace_config
 from headrace.bench.drive.sse import EventTooLarge, SseParser
 from headrace.bench.drive.target import FixedResolver, Target, resolve
 from headrace.bench.planned import PlannedRequest
-from headrace.bench.records import GENERATOR_FAULT, Outcome, RequestRecord
+from headrace.bench.records import GENERATOR_FAULT, Outcome, RequestRecord, new_record
 from headrace.bench.requests.bodies import Wire
 from headrace.errors import ConfigError
 
@@ -307,24 +307,6 @@ class Client:
     def _without_key(self, text: str) -> str:
         """Some servers repeat the key that they refuse."""
         return text if self._api_key is None else text.replace(self._api_key, "***")
-
-
-def new_record(planned: PlannedRequest, due_ns: int, ready_ns: int) -> RequestRecord:
-    """The record of a request that nothing has happened to."""
-    return RequestRecord(
-        index=planned.index,
-        class_name=planned.class_name,
-        outcome="cancelled",
-        due_ns=due_ns,
-        ready_ns=ready_ns,
-        lane=planned.lane,
-        session=planned.session,
-        turn=planned.turn,
-        user=planned.user,
-        malformed=planned.malformed,
-        input_tokens=planned.input_tokens,
-        wanted_output_tokens=planned.output_tokens,
-    )
 
 
 def _kept(text: str | None) -> str | None:

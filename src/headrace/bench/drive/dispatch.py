@@ -20,9 +20,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.bench.drive.client import Sent, new_record
+from headrace.bench.drive.client import Sent
 from headrace.bench.planned import PlannedRequest, Schedule
-from headrace.bench.records import INTERRUPTED, RequestRecord
+from headrace.bench.records import INTERRUPTED, RequestRecord, new_record
 from headrace.bench.requests.bodies import Turn, Wire
 from headrace.errors import ConfigError
 

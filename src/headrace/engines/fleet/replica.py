@@ -21,16 +21,11 @@ from headrace.engines.remote.exposition import EngineFigures
 from headrace.errors import RemoteFailure
 from headrace.routing.decide import ReplicaView
 from headrace.routing.health import Health
+from headrace.routing.prompt_rate import learned_rate
 
 ReplicaSource = Literal["config", "dns", "file", "admin"]
-RATE_MEMORY: Final = 0.2
-"""Weight of the latest prompt in the measured rate of prompts."""
-
 LEAST_WINDOWS: Final = 120
 """Windows in which the least times are looked for: what the engine does when it has little to do."""
-
-MIN_RATE_TOKENS: Final = 64
-"""Shorter prompts say more of the engine's fixed costs than of its rate."""
 
 
 class Attempt(Protocol):
@@ -177,10 +172,7 @@ class Replica:
         if target_s is not None:
             self._window.ttft_ratios.append(ttft_s / target_s)
         self.health.progressed(self._clock(), began=True)
-        if computed_tokens >= MIN_RATE_TOKENS and ttft_s > 0:
-            rate = computed_tokens / ttft_s
-            before = self.prefill_tokens_per_s
-            self.prefill_tokens_per_s = rate if not before else before + RATE_MEMORY * (rate - before)
+        self.prefill_tokens_per_s = learned_rate(self.prefill_tokens_per_s, computed_tokens, ttft_s)
 
     def generated(self, tokens: int, gap_s: float, now_s: float) -> None:
         """Tokens came ``gap_s`` after those before."""

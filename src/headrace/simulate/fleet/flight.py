@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from headrace.admission.front import Ticket
 from headrace.bench.planned import RIGHT_STATUSES, PlannedRequest
-from headrace.bench.records import Outcome, RequestRecord
+from headrace.bench.records import Outcome, RequestRecord, new_record
 from headrace.lanes.lane import SLO, Lane
 from headrace.simulate import requests
 from headrace.simulate.fleet.prefix_cache import NO_BLOCKS, Prompt
@@ -49,27 +49,9 @@ class Flight:
         return str(self.planned.index)
 
 
-def new_record(planned: PlannedRequest, outcome: Outcome, due_ns: int, ready_ns: int) -> RequestRecord:
-    """What is known of a request when it is sent."""
-    return RequestRecord(
-        index=planned.index,
-        class_name=planned.class_name,
-        outcome=outcome,
-        due_ns=due_ns,
-        ready_ns=ready_ns,
-        lane=planned.lane,
-        session=planned.session,
-        turn=planned.turn,
-        user=planned.user,
-        malformed=planned.malformed,
-        input_tokens=planned.input_tokens,
-        wanted_output_tokens=planned.output_tokens,
-    )
-
-
 def finished_record(flight: Flight, outcome: Outcome, end_s: float, network_s: float) -> RequestRecord:
     """The record of a request that was sent: its tokens as its client got them, ``network_s`` after they were made."""
-    record = new_record(flight.planned, outcome, flight.due_ns, flight.ready_ns)
+    record = new_record(flight.planned, flight.due_ns, flight.ready_ns, outcome)
     record.sent_ns = flight.ready_ns
     if outcome in ("ok", "cut"):
         record.status = 200

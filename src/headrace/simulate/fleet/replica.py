@@ -15,9 +15,9 @@ from headrace.admission.front import Front
 from headrace.admission.lengths import OutputLengths
 from headrace.admission.rates import EngineRates, rates_of
 from headrace.config.schema import Config
-from headrace.engines.fleet.replica import MIN_RATE_TOKENS, RATE_MEMORY
 from headrace.kv.sources import SourceTimes
 from headrace.messages.engine import BandPlan, EngineLoad, ModelInfo, Ready
+from headrace.routing.prompt_rate import learned_rate
 from headrace.scheduling.bands import Band
 from headrace.scheduling.cost import Call, prefill_pairs
 from headrace.scheduling.knobs import SchedulingKnobs
@@ -149,10 +149,8 @@ class Replica:
     def begins(self, flight: Flight, now_s: float) -> None:
         """A first token came back. Its time tells the rate of prompts, as the real gateway measures it."""
         computed = flight.planned.input_tokens - flight.cached_tokens
-        took_s = now_s - flight.sent_s
-        if flight.stage != "decode" and computed >= MIN_RATE_TOKENS and took_s > 0:
-            rate, before = computed / took_s, self.prefill_tokens_per_s
-            self.prefill_tokens_per_s = rate if not before else before + RATE_MEMORY * (rate - before)
+        if flight.stage != "decode":
+            self.prefill_tokens_per_s = learned_rate(self.prefill_tokens_per_s, computed, now_s - flight.sent_s)
         if flight.request_id not in self.started:
             self.started[flight.request_id] = flight
             self.waiting_tokens -= flight.planned.input_tokens

@@ -21,13 +21,12 @@ import headrace
 from headrace.bench.load.build_schedule import ScheduleDigest, ScheduleStream, stream_schedule
 from headrace.bench.load.workload_file import LoadedWorkload
 from headrace.bench.planned import PlannedRequest
-from headrace.bench.records import GeneratorHealth, RequestRecord, RunInfo
+from headrace.bench.records import GeneratorHealth, RequestRecord, RunInfo, new_record
 from headrace.bench.session import check_warmup
 from headrace.config.schema import Config
 from headrace.errors import ConfigError
 from headrace.simulate.fleet.client import Client
 from headrace.simulate.fleet.fleet import Fleet, GroupFacts
-from headrace.simulate.fleet.flight import new_record
 from headrace.simulate.fleet.lanes_of import config_file, config_for
 from headrace.simulate.fleet.scenario_file import LoadedScenario, check_scenario
 from headrace.simulate.simulation import Event, Simulation, SimulationError
@@ -205,7 +204,7 @@ def _unsent(request: PlannedRequest, now_s: float) -> RequestRecord:
     """A later turn that was due, and whose conversation was behind until the end."""
     now_ns = round(now_s * _NS)
     due_ns = request.due_ns or 0
-    record = new_record(request, "cancelled", due_ns, max(due_ns, now_ns))
+    record = new_record(request, due_ns, max(due_ns, now_ns))
     record.end_ns = record.ready_ns
     record.error = "the run ended before it was sent"
     return record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.errors import ConfigError
+from headrace.plan.catalogue import find_named, read_catalogue
 
 
 class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,12 +40,7 @@ class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
 def hardware() -> dict[str, Hardware]:
     """All profiles, by name, in order of name."""
     folder = files("headrace.simulate.hardware") / "hardware_data"
-    found = [
-        msgspec.json.decode(entry.read_bytes(), type=Hardware)
-        for entry in folder.iterdir()
-        if entry.name.endswith(".json")
-    ]
-    return {item.name: item for item in sorted(found, key=lambda item: item.name)}
+    return read_catalogue(folder, Hardware)
 
 
 def hardware_named(name: str) -> Hardware:
@@ -53,12 +48,9 @@ def hardware_named(name: str) -> Hardware:
     Raises ConfigError with the nearest names."""
     if name.endswith(".json"):
         return hardware_from(Path(name))
-    known = {label.lower(): item for item in hardware().values() for label in (item.name, *item.aliases)}
-    found = known.get(name.lower())
-    if found is None:
-        near = difflib.get_close_matches(name.lower()[:64], known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(hardware())}"
-        raise ConfigError(f"{name[:64]!r} is no known hardware; {hint}")
+    found = find_named(hardware(), name)
+    if isinstance(found, str):
+        raise ConfigError(f"{name[:64]!r} is no known hardware; {found}")
     return found
 
 
